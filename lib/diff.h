@@ -1,0 +1,28 @@
+// Compares two runs and names the first divergence: the earliest record, in causal order, whose inputs agree and whose
+// output differs.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lib/run.h"
+#include "lib/verdict.h"
+
+namespace forkpoint {
+
+struct DiffOptions {
+  std::optional<int64_t> first_step, last_step;  // inclusive
+  std::vector<int> ranks;                        // empty: all
+  int threads = 0;                               // 0: as many as there are cores
+  bool full_scan = false;                        // compare records even where the tree says equal
+  bool verify_checksums = true;                  // every frame of both runs, before saying identical
+  bool want_map = false;
+  std::function<void(uint64_t done, uint64_t total)> progress;  // called from one thread at a time
+};
+
+// Never throws for damaged input that Run::open accepted: damage becomes a Gap in the verdict.
+Verdict diff(const Run& a, const Run& b, const DiffOptions& options = {});
+
+}  // namespace forkpoint

@@ -1,0 +1,22 @@
+// All that the program and the probe agree on besides the files of a run. The program sets these variables for the command
+// that it starts; the probe reads them once when it is loaded. Unset or malformed: the probe says so on stderr (once) and
+// stays dormant. The same contract serves LD_PRELOAD by hand.
+#pragma once
+
+namespace forkpoint::contract {
+
+inline constexpr char kRun[] = "FORKPOINT_RUN";                // absolute path of the run folder; unset: dormant
+inline constexpr char kLevel[] = "FORKPOINT_LEVEL";            // step | layer | launch; default step
+inline constexpr char kSteps[] = "FORKPOINT_STEPS";            // A:B inclusive; unset: all
+inline constexpr char kRanks[] = "FORKPOINT_RANKS";            // 0,2,4-7; unset: all
+inline constexpr char kEvery[] = "FORKPOINT_EVERY";            // record every n-th step
+inline constexpr char kMaxSizeBytes[] = "FORKPOINT_MAX_SIZE_BYTES";  // of one rank's stream; then recording ends with a Gap
+inline constexpr char kMaskNames[] = "FORKPOINT_MASK_NAMES";   // 1: layer, op and tensor names are written as hashes
+inline constexpr char kFirstStep[] = "FORKPOINT_FIRST_STEP";   // step base where the program gives none
+inline constexpr char kRingSlots[] = "FORKPOINT_RING_SLOTS";   // power of two; default 65536
+inline constexpr char kRingWaitMs[] = "FORKPOINT_RING_WAIT_MS";  // bound of a wait on a full ring; default 10000
+
+inline constexpr char kProbeFile[] = "libforkpoint.so";
+inline constexpr int kProbeAbi = 1;
+
+}  // namespace forkpoint::contract

@@ -1,0 +1,82 @@
+// A run: a folder with a manifest (run.json) and one hash stream a rank (rank-00000.fkp ...).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lib/hash_stream.h"
+
+namespace forkpoint {
+
+enum class RunState { recording, died, whole };
+std::string_view name(RunState state);
+
+// run.json. Unknown fields survive a read and a write.
+struct Manifest {
+  int format = 1;
+  RunState state = RunState::recording;
+  std::string forkpoint_version;
+  std::vector<std::string> command;
+  std::string working_directory;
+  std::map<std::string, std::string> environment;  // the numeric environment: variables that can change results
+  std::map<std::string, std::string> versions;     // "cuda_driver", "nccl", "torch", ...
+  std::vector<std::string> gpus;
+  int world_size = 0;                              // 0: not known (yet)
+  Level level = Level::step;
+  std::string step_base;
+  int64_t every = 1;
+  bool names_masked = false;
+  std::string started_at;                          // ISO 8601, UTC
+  std::string ended_at;
+  std::vector<std::string> hosts;
+  int exit_status = -1;                            // of the command; -1: not known; 128 + n: signal n
+  std::string end_reason;                          // "exited with status 0", "killed by signal 9", ...
+  std::vector<std::string> merged_from;
+};
+
+// Throws Error with file, what was found and what to do.
+Manifest read_manifest(const std::string& run_directory);
+// Written to a temporary file and renamed, so that a reader sees the old or the new one.
+void write_manifest(const std::string& run_directory, const Manifest& manifest);
+
+// Creates a new run folder with a manifest in state recording. Throws Error when it exists and is not empty, or cannot be made.
+void create_run(const std::string& run_directory, const Manifest& manifest);
+
+std::string stream_file_name(int rank);  // "rank-00003.fkp"
+
+// Variables of the process environment that can change numerical results or the course of a run: what the manifest keeps.
+bool is_numeric_environment(std::string_view variable);
+
+// An opened run. Opening reads headers and summaries only. Thread rule as HashStreamReader.
+class Run {
+ public:
+  // Throws Error when the folder is not a run or holds no readable stream at all. A stream of it that cannot be opened is
+  // listed in problems(), not fatal.
+  static Run open(const std::string& run_directory);
+
+  const std::string& directory() const { return directory_; }
+  const Manifest& manifest() const { return manifest_; }
+  // Decided from manifest and streams: whole only if the manifest says so and every stream of the world size is whole.
+  RunState state() const { return state_; }
+  const std::vector<std::unique_ptr<HashStreamReader>>& streams() const { return streams_; }  // by ascending rank
+  const HashStreamReader* stream_of(int rank) const;                                          // nullptr: missing
+  int world_size() const;                                                                     // manifest's, else the streams'
+  std::vector<int> missing_ranks() const;
+  const std::vector<std::string>& problems() const { return problems_; }  // full sentences
+
+ private:
+  std::string directory_;
+  Manifest manifest_;
+  RunState state_ = RunState::died;
+  std::vector<std::unique_ptr<HashStreamReader>> streams_;
+  std::vector<std::string> problems_;
+};
+
+// Joins runs of the same job that were recorded to separate folders (one a node) into a new folder: streams are copied,
+// never moved. Throws Error when two hold the same rank, or command, world size or level do not agree.
+void merge_runs(const std::vector<std::string>& run_directories, const std::string& output_directory);
+
+}  // namespace forkpoint
