@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Runs every test of a build folder that this machine can run; names the skipped ones and why. Usage: tests/run_all.sh BUILD
+set -uo pipefail
+build=${1:?usage: tests/run_all.sh BUILD}
+log=$build/Testing/junit.xml
+mkdir -p "$build/Testing"
+
+ctest --test-dir "$build" --output-on-failure --output-junit "$PWD/$log" -j "$(nproc)"
+status=$?
+
+# A skipped test says why in a line "skipped: ..."; CTest keeps it in the log only.
+awk '
+  /<testcase / { name = $0; sub(/.*<testcase name="/, "", name); sub(/".*/, "", name) }
+  /skipped: /  { reason = $0; sub(/.*skipped: /, "", reason); sub(/<.*/, "", reason); why[name] = reason }
+  /<skipped /  { skipped[name] = 1 }
+  END { for (name in skipped) printf "skipped %s: %s\n", name, (name in why) ? why[name] : "(no reason given)" }
+' "$log" | sort
+passed=$(grep -c 'status="run"' "$log"); failed=$(grep -c 'status="fail"' "$log"); skipped=$(grep -c '<skipped ' "$log")
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$skipped" -eq 0 ] || echo "(skipped tests are not counted as passed)" >&2
+exit "$status"
