@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, in one script: configures, builds, runs the GPU tests and benches.
+# Usage: tests/gpu/run.sh [STAGE...]   STAGE: build | tests | bench | faults | overhead (default: all)
+# Ends with a table of bench lines and results, then `N passed, N failed, N skipped`. Each stage takes under 8 minutes.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+build=${BUILD:-build-gpu}
+stages=${*:-build tests bench faults overhead}
+out=${OUT:-$build/gpu-results}
+mkdir -p "$build" "$out"
+benches=$out/bench.txt
+results=$out/results.txt
+: >"$benches"
+: >"$results"
+
+result() { printf '%-7s %s\n' "$1" "$2" | tee -a "$results"; }  # result passed|failed|skipped WHAT
+
+run_stage_build() {
+  cmake -G Ninja -S . -B "$build" -DFORKPOINT_CUDA=ON >"$out/configure.log" 2>&1 &&
+    cmake --build "$build" >"$out/build.log" 2>&1 && result passed "build" && return
+  tail -n 40 "$out/configure.log" "$out/build.log"
+  result failed "build"
+}
+
+run_ctest() {  # run_ctest ARGUMENTS...: one result line a test
+  ctest --test-dir "$build" --output-on-failure "$@" 2>&1 | tee "$out/ctest-$stage.log" |
+    sed -nE '/^[0-9]+\/|Test +#|^ *[0-9]+\/[0-9]+ /p; /skipped: /p; /ERROR|CHECK|REQUIRE|values/p' | head -n 80
+  while read -r name verdict; do
+    case $verdict in
+      Passed) result passed "$name" ;;
+      Skipped) result skipped "$name" ;;
+      *) result failed "$name" ;;
+    esac
+  done < <(sed -nE 's/^ *[0-9]+\/[0-9]+ Test +#[0-9]+: +([^ ]+) \.*[* ]*(Passed|Skipped|Failed|Timeout|Not Run|Exception|Subprocess aborted).*/\1 \2/p' "$out/ctest-$stage.log")
+}
+
+run_stage_tests() { run_ctest -L gpu -E planted_faults; }
+run_stage_faults() { run_ctest -R planted_faults; }
+
+run_bench() {  # run_bench NAME COMMAND...
+  local name=$1 code
+  shift
+  "$@" 2>&1 | tee "$out/$name.log"
+  code=${PIPESTATUS[0]}
+  grep '^bench ' "$out/$name.log" >>"$benches"
+  case $code in
+    0) result passed "$name" ;;
+    77) result skipped "$name" ;;
+    *) result failed "$name" ;;
+  esac
+}
+
+run_stage_bench() {
+  run_bench device_digest_bench "$build/bench/device_digest_bench"
+  run_bench hash_tensor_bench python3 tests/gpu/hash_tensor_bench.py "$build"
+}
+run_stage_overhead() { run_bench recording_overhead tests/gpu/overhead.sh "$build"; }
+
+for stage in $stages; do
+  echo "== $stage"
+  "run_stage_$stage"
+done
+
+echo
+cat "$benches"
+cat "$results"
+count() { grep -c "^$1 " "$results"; }
+echo "$(count passed) passed, $(count failed) failed, $(count skipped) skipped"
+[ "$(count failed)" -eq 0 ]
