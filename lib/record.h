@@ -1,6 +1,6 @@
-// What one rank saw, one value at a time. A record is a row: a site (what), a layout (its form), where it happened within
-// the step (micro-step, call) and the digest of the value. Sites and layouts are written once in a hash stream and then
-// named by id. Plain values: thread-compatible.
+// What one rank saw, one value at a time. A record is a row: a site (what), a layout (its form), where it happened
+// within the step (micro-step, call) and the digest of the value. Sites and layouts are written once in a hash stream
+// and then named by id. Plain values: thread-compatible.
 #pragma once
 
 #include <cstdint>
@@ -51,11 +51,12 @@ struct Site {
 
 // Hash of everything in a site: equal in two runs and two processes. key.a == 0 never occurs.
 Digest site_key(const Site& site);
-// As site_key, of the op instance that the site belongs to: phase, layer, op and communicator, without kind, role and tensor.
+// As site_key, of the op instance that the site belongs to: phase, layer, op and communicator, without kind, role and
+// tensor.
 uint64_t op_key(const Site& site);
 
-// The form of a value. global_shape and global_offset are empty unless the tensor is a shard; then each has shape.size()
-// entries. strides are in elements, empty for contiguous: reported, but not part of a comparison.
+// The form of a value. global_shape and global_offset are empty unless the tensor is a shard; then each has
+// shape.size() entries. strides are in elements, empty for contiguous: reported, but not part of a comparison.
 struct Layout {
   DType dtype = DType::raw;
   std::vector<int64_t> shape;
@@ -77,7 +78,7 @@ struct Communicator {
 };
 
 enum RecordFlags : uint8_t {
-  kRecordEval = 1,       // outside training (torch.no_grad, eval loops): not part of a step's verdict path
+  kRecordEval = 1,       // outside training (torch.no_grad, eval loops): in no verdict path and not in the step's tree
   kRecordRecompute = 2,  // a second forward under activation checkpointing
 };
 
@@ -86,7 +87,8 @@ struct Record {
   uint32_t site = 0;        // id in this stream
   uint32_t layout = 0;      // id in this stream
   int32_t micro_step = 0;
-  uint32_t call = 0;        // n-th record of this site in this step and micro-step, from 0
+  uint32_t call = 0;        // n-th record of this site in this step and micro-step, from 0; records of kRecordEval have
+                            // a count of their own, so that an extra evaluation shifts no other record
   Digest digest;
   TensorStats stats;
   uint8_t flags = 0;
@@ -95,8 +97,8 @@ struct Record {
 Digest scalar_digest(double value);
 double scalar_value(const Digest& digest);
 
-// One leaf of the digest tree: strong 128-bit mix of where and what. A node is the sum of its leaves modulo 2^64 in each
-// lane, so it does not depend on the order in which records arrive.
+// One leaf of the digest tree: strong 128-bit mix of where and what. A node is the sum of its leaves modulo 2^64 in
+// each lane, so it does not depend on the order in which records arrive.
 Digest tree_leaf(const Digest& site_key, uint64_t layout_key, const Record& record);
 
 // Something expected was lost. first_step == last_step == kPrologueStep when it is not known where.

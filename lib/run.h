@@ -14,6 +14,15 @@ namespace forkpoint {
 enum class RunState { recording, died, whole };
 std::string_view name(RunState state);
 
+// The process that keeps the manifest: by it a run that is being recorded is told from one whose recorder died.
+struct RecorderProcess {
+  std::string host;
+  int64_t pid = 0;
+  std::string boot_id;
+  uint64_t pid_start_ticks = 0;
+  uint64_t pid_namespace = 0;
+};
+
 // run.json. Unknown fields survive a read and a write.
 struct Manifest {
   int format = 1;
@@ -25,6 +34,7 @@ struct Manifest {
   std::map<std::string, std::string> versions;     // "cuda_driver", "nccl", "torch", ...
   std::vector<std::string> gpus;
   int world_size = 0;                              // 0: not known (yet)
+  std::vector<int> ranks;                          // recorded on purpose (--ranks); empty: all
   Level level = Level::step;
   std::string step_base;
   int64_t every = 1;
@@ -35,6 +45,8 @@ struct Manifest {
   int exit_status = -1;                            // of the command; -1: not known; 128 + n: signal n
   std::string end_reason;                          // "exited with status 0", "killed by signal 9", ...
   std::vector<std::string> merged_from;
+  RecorderProcess recorder;                        // create_run fills it in where pid is 0: the calling process
+  std::string unknown_fields;                      // a JSON object: what this version does not know
 };
 
 // Throws Error with file, what was found and what to do.
@@ -42,29 +54,32 @@ Manifest read_manifest(const std::string& run_directory);
 // Written to a temporary file and renamed, so that a reader sees the old or the new one.
 void write_manifest(const std::string& run_directory, const Manifest& manifest);
 
-// Creates a new run folder with a manifest in state recording. Throws Error when it exists and is not empty, or cannot be made.
+// Creates a new run folder (and the folders above it) with a manifest in state recording. Throws Error when it exists
+// and is not empty, or cannot be made. Of several processes that try at once, one succeeds.
 void create_run(const std::string& run_directory, const Manifest& manifest);
 
 std::string stream_file_name(int rank);  // "rank-00003.fkp"
 
-// Variables of the process environment that can change numerical results or the course of a run: what the manifest keeps.
+// Variables of the process environment that can change numerical results or the course of a run: what the manifest
+// keeps.
 bool is_numeric_environment(std::string_view variable);
 
 // An opened run. Opening reads headers and summaries only. Thread rule as HashStreamReader.
 class Run {
  public:
-  // Throws Error when the folder is not a run or holds no readable stream at all. A stream of it that cannot be opened is
-  // listed in problems(), not fatal.
+  // Throws Error when the folder is not a run or holds no readable stream at all. A stream of it that cannot be opened
+  // is listed in problems(), not fatal.
   static Run open(const std::string& run_directory);
 
   const std::string& directory() const { return directory_; }
   const Manifest& manifest() const { return manifest_; }
-  // Decided from manifest and streams: whole only if the manifest says so and every stream of the world size is whole.
+  // Decided from manifest and streams: whole only if the manifest says so and every expected stream is there and whole;
+  // recording only while a process that writes a stream or the manifest is alive.
   RunState state() const { return state_; }
   const std::vector<std::unique_ptr<HashStreamReader>>& streams() const { return streams_; }  // by ascending rank
   const HashStreamReader* stream_of(int rank) const;                                          // nullptr: missing
-  int world_size() const;                                                                     // manifest's, else the streams'
-  std::vector<int> missing_ranks() const;
+  int world_size() const;                  // manifest's, else the streams'
+  std::vector<int> missing_ranks() const;  // of those that should be there (Manifest::ranks)
   const std::vector<std::string>& problems() const { return problems_; }  // full sentences
 
  private:

@@ -1,0 +1,201 @@
+#include "lib/align_steps.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "lib/verdict_text.h"
+
+namespace forkpoint {
+namespace {
+
+using StepKey = std::pair<int64_t, int>;  // number in A's count, occurrence
+
+struct StepPlaces {
+  std::map<StepKey, size_t> index;
+  std::set<StepKey> complete;
+  size_t prologue = kNoStep;
+  bool prologue_complete = false;
+};
+
+StepPlaces places_of(const HashStreamReader& stream, int64_t offset, const DiffOptions& options) {
+  StepPlaces places;
+  std::map<int64_t, int> occurrences;
+  const auto steps = stream.steps();
+  for (size_t i = 0; i < steps.size(); ++i) {
+    if (steps[i].step == kPrologueStep) {
+      if (places.prologue == kNoStep) places.prologue = i, places.prologue_complete = steps[i].complete;
+      continue;
+    }
+    const int64_t step = steps[i].step + offset;
+    const StepKey key{step, occurrences[step]++};
+    if ((options.first_step && step < *options.first_step) || (options.last_step && step > *options.last_step)) continue;
+    places.index[key] = i;
+    if (steps[i].complete) places.complete.insert(key);
+  }
+  return places;
+}
+
+// How far one side lies behind the other, over all ranks.
+struct SideSteps {
+  std::set<int64_t> only;          // complete on this side alone, on some rank
+  std::vector<int> only_ranks;
+  int64_t last = kPrologueStep;    // last complete step, the least over ranks
+  bool any = false;
+};
+
+void add_side(const StepPlaces& mine, const StepPlaces& other, int rank, SideSteps* side) {
+  bool alone = false;
+  for (const StepKey& key : mine.complete) {
+    if (other.complete.count(key) == 0) side->only.insert(key.first), alone = true;
+  }
+  if (alone) side->only_ranks.push_back(rank);
+  const int64_t last = mine.complete.empty() ? kPrologueStep : mine.complete.rbegin()->first;
+  side->last = side->any ? std::min(side->last, last) : last;
+  side->any = true;
+}
+
+std::string ended_text(const SideSteps& side, char which) {
+  if (side.last == kPrologueStep) return fmt::format("run {} has no complete step", which);
+  return fmt::format("run {} ended at step {}", which, side.last);
+}
+
+// The steps that only one side has, as a sentence that says where the other ended or began.
+void explain_unmatched(const SideSteps& short_side, char short_name, const SideSteps& long_side, char long_name,
+                       int64_t common_last, int64_t resumed_begin, Alignment* out) {
+  std::set<int64_t> after, before, between;
+  for (const int64_t step : long_side.only) {
+    if (step > common_last) after.insert(step);
+    else if (resumed_begin >= 0 && step < resumed_begin) before.insert(step);
+    else between.insert(step);
+  }
+  if (!after.empty()) {
+    out->blockers.push_back(fmt::format("{}, run {} goes on to step {}", ended_text(short_side, short_name), long_name,
+                                        *after.rbegin()));
+  }
+  if (!between.empty()) {
+    const std::vector<int64_t> steps(between.begin(), between.end());
+    out->blockers.push_back(fmt::format("step{} {} {} complete in run {} only ({})", steps.size() == 1 ? "" : "s",
+                                        number_list(steps), steps.size() == 1 ? "is" : "are", long_name,
+                                        rank_list(long_side.only_ranks)));
+  }
+}
+
+int64_t every_of(const Run& run) {
+  int64_t every = run.manifest().every;
+  for (const auto& stream : run.streams()) every = std::max(every, stream->header().every);
+  return every;
+}
+
+bool has_records(const HashStreamReader& stream, size_t step) {
+  return step != kNoStep && stream.steps()[step].records > 0;
+}
+
+size_t index_of_step(const HashStreamReader& stream, int64_t step, int64_t offset) {
+  size_t found = kNoStep;
+  for (size_t i = 0; i < stream.steps().size(); ++i) {
+    if (stream.steps()[i].step + offset == step && stream.steps()[i].step != kPrologueStep) found = i;
+  }
+  return found;
+}
+
+void find_start(const Run& a, const Run& b, Alignment* out) {
+  const int64_t begin_a = first_step_of(a);
+  const int64_t begin_b = first_step_of(b) == kPrologueStep ? kPrologueStep : first_step_of(b) + out->offset_b;
+  out->begin = std::max(begin_a, begin_b);
+  if (begin_a != kPrologueStep && begin_b != kPrologueStep && begin_a != begin_b) {
+    out->start = begin_b > begin_a ? Start::b_resumed : Start::a_resumed;
+  }
+  const auto from_checkpoint = [](const Run& run) {
+    return std::any_of(run.streams().begin(), run.streams().end(),
+                       [](const auto& stream) { return stream->header().step_base == "checkpoint"; });
+  };
+  out->loaded = out->start != Start::together || (begin_a > 0 && begin_a != kPrologueStep) || from_checkpoint(a) ||
+                from_checkpoint(b);
+}
+
+// The pair of prologues, or the load of the run that begins later.
+void pair_prologues(const StepPlaces& places_a, const StepPlaces& places_b, const DiffOptions& options, RankPair* pair,
+                    Alignment* out) {
+  if (options.first_step && *options.first_step > out->begin) return;
+  if (out->start == Start::together) {
+    const bool in_a = has_records(*pair->a, places_a.prologue), in_b = has_records(*pair->b, places_b.prologue);
+    if (in_a && in_b) {
+      const bool complete = places_a.prologue_complete && places_b.prologue_complete;
+      pair->steps.push_back({kPrologueStep, 0, places_a.prologue, places_b.prologue, complete});
+      out->prologue_compared = true;
+      if (!complete) out->blockers.push_back(fmt::format("the records before the first step are not whole on rank {}", pair->rank));
+    } else if (in_a != in_b) {
+      out->blockers.push_back(fmt::format("what was loaded before the first step was recorded in run {} only (rank {})",
+                                          in_a ? 'A' : 'B', pair->rank));
+    }
+    return;
+  }
+  const bool b_resumed = out->start == Start::b_resumed;
+  const HashStreamReader& resumed = b_resumed ? *pair->b : *pair->a;
+  const HashStreamReader& straight = b_resumed ? *pair->a : *pair->b;
+  const size_t load = b_resumed ? places_b.prologue : places_a.prologue;
+  const size_t before = index_of_step(straight, out->begin - 1, b_resumed ? 0 : out->offset_b);
+  if (has_records(resumed, load) && before != kNoStep && straight.steps()[before].complete) {
+    pair->load_step = load;
+    pair->step_before = before;
+  }
+}
+
+void explain_resume(const DiffOptions& options, Alignment* out) {
+  if (out->start == Start::together || (options.first_step && *options.first_step >= out->begin)) return;
+  const char late = out->start == Start::b_resumed ? 'B' : 'A';
+  const char early = late == 'B' ? 'A' : 'B';
+  const bool tied = std::all_of(out->ranks.begin(), out->ranks.end(),
+                                [](const RankPair& pair) { return pair.load_step != kNoStep; });
+  if (tied && !out->ranks.empty()) {
+    out->notes.push_back(fmt::format("run {} begins at step {}: compared from there on, and what it loaded with run {}'s state "
+                                     "at the end of step {}", late, out->begin, early, out->begin - 1));
+  } else {
+    out->blockers.push_back(fmt::format("run {} begins at step {} and nothing ties its start to run {} at the end of step {} "
+                                        "(to compare only these steps: --steps {}:N)", late, out->begin, early,
+                                        out->begin - 1, out->begin));
+  }
+}
+
+}  // namespace
+
+void align_steps(const Run& a, const Run& b, const DiffOptions& options, Alignment* out) {
+  find_start(a, b, out);
+  const int64_t every_a = every_of(a), every_b = every_of(b);
+  if (every_a != every_b) {
+    out->blockers.push_back(fmt::format("run A records every {} steps, run B every {}: only common steps were compared",
+                                        every_a, every_b));
+  }
+  if (out->other_world) return;
+  SideSteps side_a, side_b;
+  int64_t common_last = kPrologueStep;
+  bool any_common = false;
+  for (RankPair& pair : out->ranks) {
+    const StepPlaces places_a = places_of(*pair.a, 0, options);
+    const StepPlaces places_b = places_of(*pair.b, out->offset_b, options);
+    pair_prologues(places_a, places_b, options, &pair, out);
+    for (const auto& [key, index_a] : places_a.index) {
+      const auto in_b = places_b.index.find(key);
+      if (in_b == places_b.index.end()) continue;
+      const bool complete = places_a.complete.count(key) != 0 && places_b.complete.count(key) != 0;
+      pair.steps.push_back({key.first, key.second, index_a, in_b->second, complete});
+      if (complete) common_last = std::max(common_last, key.first), any_common = true;
+      if (!complete && places_a.complete.count(key) == 0 && places_b.complete.count(key) == 0) {
+        out->blockers.push_back(fmt::format("step {} is complete in neither run (rank {})", key.first, pair.rank));
+      }
+    }
+    add_side(places_a, places_b, pair.rank, &side_a);
+    add_side(places_b, places_a, pair.rank, &side_b);
+  }
+  explain_resume(options, out);
+  if (every_a == every_b && any_common) {
+    const int64_t begin = out->start == Start::together ? -1 : out->begin;
+    explain_unmatched(side_b, 'B', side_a, 'A', common_last, begin, out);
+    explain_unmatched(side_a, 'A', side_b, 'B', common_last, begin, out);
+  }
+}
+
+}  // namespace forkpoint

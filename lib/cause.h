@@ -1,0 +1,84 @@
+// From what is known about the first divergence to its cause class. A wrong class is worse than a set of two: where the
+// evidence does not decide, the class is the broad one and the candidates say what remains.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lib/pointing.h"
+#include "lib/record.h"
+#include "lib/verdict.h"
+
+namespace forkpoint {
+
+// Was a checkpoint loaded between the common past of the two runs and the fork?
+enum class Loaded : uint8_t {
+  no,
+  by_one,   // one run resumed where the other went straight on
+  by_both,  // both began by loading
+};
+
+// Plain values, gathered from the runs by lib/cause_facts.h.
+struct CauseFacts {
+  // The record that differs.
+  Divergence first;
+  Site site;
+  uint8_t flags = 0;
+  Layout layout_a, layout_b;
+  bool layout_differs = false;
+  Digest digest_a, digest_b;
+  TensorStats stats_a, stats_b;
+  Level level = Level::layer;
+  int world_size = 1;
+  bool everyone = false;           // all ranks (or all members) alike
+  bool first_compared_step = false;
+  bool start_unseen = false;       // nothing before this step was compared (no initial state, or --steps begins here)
+  bool other_world = false;        // put together from shards of another number of ranks
+  bool structure_only = false;     // nothing but records on one side only
+  bool permutation_only = false;   // same words in another order and nothing followed from it
+  std::vector<int> agreeing_ranks; // that have this record, and equal
+  std::vector<int> alike_ranks;    // besides first.rank, that begin to differ at the same record
+
+  // Its op instance.
+  std::vector<std::string> inputs_agree, inputs_differ, inputs_one_sided;
+  uint64_t inputs_nonfinite_b = 0;
+  std::string last_seen;           // where the value of an input was last recorded, and agreed
+  bool step_inputs_agree = false;  // batch and parameters of this step were recorded and agree
+  bool gradients_recorded = false; // and agree, on this rank in this step
+
+  // A collective's output.
+  bool collective_output = false, collective_judged = true, alike = false, keeps_own_input = false;
+  bool outputs_agree_a = false, outputs_disagree_b = false;
+  std::vector<int> members, unknown_members;
+
+  // Replicas: ranks that hold this tensor, equal in run A and not in run B.
+  int replicas = 0;
+  int replica_values_b = 0;        // distinct values in run B; 0: not replicas in A
+
+  // History.
+  bool stale_b = false;            // B's value is that of the step before, though A's has moved on
+  bool stale_a = false;            // the same, the runs exchanged
+  std::string equals_other;        // a record that agrees in both runs and whose value this one holds in run B
+  std::string batch_found;         // where B's batch occurs in A
+  bool batch_searched = false;
+  std::string equals_rank;         // "rank 0": run B holds what run A has there
+  bool recompute_parts = false;    // B's recomputation is not what its own forward gave, A's is
+  std::vector<std::string> also_differ;  // sources that differ in this step besides
+
+  Loaded loaded = Loaded::no;
+  bool rng_agreed_at_load = false;
+  std::vector<std::string> environment;  // differences of the numeric environment
+  std::vector<std::string> structure;    // sentences
+  bool collective_in_one_run = false;    // a collective of this layer was called in one run only
+  bool collectives_recorded = false;
+  std::string run_b;                     // folder
+  std::string command;                   // of run B, quoted for a shell
+  std::optional<Pointing> pointing;
+  bool pointing_skipped = false;
+};
+
+Cause decide_cause(const CauseFacts& facts);
+
+}  // namespace forkpoint

@@ -1,0 +1,311 @@
+#include "lib/cause_facts.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <mutex>
+#include <set>
+
+#include "lib/diff_collective.h"
+#include "lib/diff_parallel.h"
+#include "lib/error.h"
+#include "lib/verdict_text.h"
+
+namespace forkpoint {
+namespace {
+
+std::string value_text(const Site& site, const Digest& digest) {
+  if (site.kind == Kind::scalar) return fmt::format("{:.17g}", scalar_value(digest));
+  return fmt::format("{:016x}{:016x}", digest.a, digest.b);
+}
+
+// A step of one rank in both runs with its matched pairs; empty when it cannot be read.
+struct MatchedStep {
+  const StreamJoin* join = nullptr;
+  StepBuffers columns;
+  std::vector<uint32_t> partner;  // B's row by A's row
+  bool readable = false;
+
+  bool agrees(uint32_t row) const {
+    return partner[row] != kNoRow && columns.a.digest[row] == columns.b.digest[partner[row]] &&
+           join->same_layout(columns.a.layout[row], columns.b.layout[partner[row]]);
+  }
+  const Site& site(uint32_t row) const { return join->site(columns.a.site[row]); }
+  bool training(uint32_t row) const { return (columns.a.flags[row] & kRecordEval) == 0; }
+};
+
+MatchedStep read_matched(const OriginInput& input, size_t pair, size_t step_index) {
+  MatchedStep out;
+  const RankPair& ranks = input.alignment.ranks[pair];
+  if (step_index == kNoStep || step_index >= ranks.steps.size()) return out;
+  const StepPair& step = ranks.steps[step_index];
+  out.join = &input.joins.of(pair);
+  try {
+    ranks.a->read_step(step.a, &out.columns.a);
+    ranks.b->read_step(step.b, &out.columns.b);
+  } catch (const Error&) {
+    return out;
+  }
+  out.partner.assign(out.columns.a.size(), kNoRow);
+  match_step(*out.join, out.columns.a, out.columns.b, step.complete, &out.columns.scratch,
+             [&](uint32_t i, uint32_t j) { out.partner[i] = j; }, [](uint32_t) {}, [](uint32_t) {});
+  out.readable = true;
+  return out;
+}
+
+std::string record_text(int64_t step, const Site& site) {
+  return step == kPrologueStep ? "loaded before the first step, " + place_text(site)
+                               : fmt::format("step {}, {}", step, place_text(site));
+}
+
+// The record before `limit` that holds `digest` in A and agrees, latest first.
+const Site* holder(const MatchedStep& step, uint32_t limit, const Digest& digest, uint32_t except_site) {
+  for (uint32_t row = std::min<uint32_t>(limit, static_cast<uint32_t>(step.columns.a.size())); row-- > 0;) {
+    if (step.columns.a.digest[row] == digest && step.columns.a.site[row] != except_site && step.agrees(row)) {
+      return &step.site(row);
+    }
+  }
+  return nullptr;
+}
+
+void look_within_step(const MatchedStep& step, const Difference& d, int64_t number, CauseFacts* facts) {
+  const StepColumns &a = step.columns.a, &b = step.columns.b;
+  bool batch_seen = false, batch_agrees = true;
+  for (uint32_t row = 0; row < a.size(); ++row) {
+    const Site& site = step.site(row);
+    if (!step.training(row)) continue;
+    if (site.role == Role::batch) batch_seen = true, batch_agrees &= step.agrees(row);
+    const bool reduced = site.kind == Kind::collective && site.role == Role::output;
+    if ((site.role == Role::gradient || reduced) && row < d.row_a && step.agrees(row)) facts->gradients_recorded = true;
+    const bool same_place = a.site[row] == d.site && a.micro_step[row] == d.micro_step;
+    if ((d.flags & kRecordRecompute) != 0 && same_place && (a.flags[row] & kRecordRecompute) == 0 &&
+        a.digest[row] == d.digest_a && step.partner[row] != kNoRow && !(b.digest[step.partner[row]] == d.digest_b)) {
+      facts->recompute_parts = true;
+    }
+  }
+  facts->step_inputs_agree = batch_seen && batch_agrees;
+  if (facts->site.role != Role::input || d.digest_b == Digest{} || d.digest_a == Digest{}) return;
+  if (const Site* site = holder(step, d.row_a, d.digest_a, d.site)) facts->last_seen = record_text(number, *site);
+  if (const Site* site = holder(step, kNoRow, d.digest_b, d.site)) facts->equals_other = record_text(number, *site);
+}
+
+void look_at_step_before(const MatchedStep& before, int64_t number, const Difference& d, CauseFacts* facts) {
+  const StepColumns& a = before.columns.a;
+  bool parameters = false;
+  for (uint32_t row = 0; row < a.size(); ++row) {
+    parameters |= before.site(row).role == Role::parameter;
+    if (a.site[row] != d.site || a.micro_step[row] != d.micro_step || a.call[row] != d.call || !before.agrees(row)) continue;
+    const Digest& then = a.digest[row];
+    facts->stale_b |= d.digest_b == then && !(d.digest_a == then) && !(then == Digest{});
+    facts->stale_a |= d.digest_a == then && !(d.digest_b == then) && !(then == Digest{});
+  }
+  facts->step_inputs_agree &= parameters;
+  if (facts->site.role == Role::input && facts->last_seen.empty() && !(d.digest_a == Digest{})) {
+    if (const Site* site = holder(before, kNoRow, d.digest_a, kNoRow)) facts->last_seen = record_text(number, *site);
+  }
+}
+
+struct OnRank {
+  int rank = 0;
+  bool present = false, agrees = false;
+  Digest a, b;
+};
+
+// The same record on every rank.
+std::vector<OnRank> on_all_ranks(const OriginInput& input, const Origin& origin) {
+  const RankPair& own = input.alignment.ranks[origin.pair];
+  const StepPair& at = own.steps[origin.step_index];
+  const Digest key = input.joins.of(origin.pair).key(origin.difference.site);
+  std::vector<OnRank> out(input.alignment.ranks.size());
+  parallel_for(thread_count(input.threads), out.size(), [&](size_t p, int) {
+    const RankPair& pair = input.alignment.ranks[p];
+    out[p].rank = pair.rank;
+    for (size_t s = 0; s < pair.steps.size(); ++s) {
+      if (pair.steps[s].step != at.step || pair.steps[s].occurrence != at.occurrence) continue;
+      const MatchedStep step = read_matched(input, p, s);
+      if (!step.readable) continue;
+      for (uint32_t row = 0; row < step.columns.a.size(); ++row) {
+        if (!(step.join->key(step.columns.a.site[row]) == key) || step.partner[row] == kNoRow ||
+            step.columns.a.micro_step[row] != origin.difference.micro_step || step.columns.a.call[row] != origin.difference.call) {
+          continue;
+        }
+        out[p].present = true;
+        out[p].agrees = step.agrees(row);
+        out[p].a = step.columns.a.digest[row];
+        out[p].b = step.columns.b.digest[step.partner[row]];
+      }
+    }
+  });
+  return out;
+}
+
+void look_at_ranks(const std::vector<OnRank>& ranks, const Origin& origin, CauseFacts* facts) {
+  const Difference& d = origin.difference;
+  std::set<std::pair<uint64_t, uint64_t>> values_a, values_b;
+  for (const OnRank& at : ranks) {
+    if (!at.present) continue;
+    values_a.insert({at.a.a, at.a.b});
+    values_b.insert({at.b.a, at.b.b});
+    ++facts->replicas;
+    if (at.agrees) facts->agreeing_ranks.push_back(at.rank);
+    const bool own = std::find(origin.ranks.begin(), origin.ranks.end(), at.rank) != origin.ranks.end();
+    if (!own && at.a == d.digest_b && !(d.digest_b == Digest{})) facts->equals_rank = fmt::format("rank {}", at.rank);
+  }
+  if (values_a.size() == 1 && facts->replicas > 1) facts->replica_values_b = static_cast<int>(values_b.size());
+}
+
+void look_at_structure(const OriginInput& input, CauseFacts* facts) {
+  for (const OneSided& entry : input.scan.one_sided) {
+    const Site& site = input.joins.of(entry.pair).site(entry.site);
+    facts->collective_in_one_run |= entry.side != OneSided::relabelled && site.kind == Kind::collective && site.layer == facts->site.layer &&
+                                    entry.first_step <= facts->first.step;
+  }
+}
+
+}  // namespace
+
+void describe_values(const Site& site, const Layout& layout_a, const Layout& layout_b, const Difference& difference,
+                     Divergence* out) {
+  out->before = value_text(site, difference.digest_a);
+  out->after = value_text(site, difference.digest_b);
+  if (difference.same != Same::layout) return;
+  out->kind = Kind::structure;
+  out->before = to_string(layout_a);
+  out->after = to_string(layout_b);
+}
+
+Divergence to_divergence(const OriginInput& input, const Origin& origin, int rank) {
+  const StreamJoin& join = input.joins.of(origin.pair);
+  const Site& site = join.site(origin.difference.site);
+  Divergence out;
+  out.step = origin.step;
+  out.micro_step = std::max(0, origin.difference.micro_step);
+  out.rank = rank;
+  out.phase = origin.in_prologue ? Phase::load : site.phase;
+  out.layer = site.layer, out.op = site.op, out.tensor = site.tensor, out.kind = site.kind;
+  out.in_prologue = origin.in_prologue;
+  describe_values(site, join.a().layouts()[origin.difference.layout_a], join.b().layouts()[origin.difference.layout_b],
+                  origin.difference, &out);
+  return out;
+}
+
+CauseFacts gather_facts(const OriginInput& input, const Origin& origin, const Divergence& first) {
+  const StreamJoin& join = input.joins.of(origin.pair);
+  const Difference& d = origin.difference;
+  CauseFacts facts;
+  facts.first = first;
+  facts.site = join.site(d.site), facts.flags = d.flags;
+  facts.layout_a = join.a().layouts()[d.layout_a], facts.layout_b = join.b().layouts()[d.layout_b];
+  facts.layout_differs = d.same == Same::layout;
+  facts.digest_a = d.digest_a, facts.digest_b = d.digest_b;
+  facts.stats_a = d.stats_a, facts.stats_b = d.stats_b;
+  facts.level = input.alignment.level, facts.world_size = std::max(1, input.run_a.world_size());
+  facts.everyone = origin.everyone, facts.permutation_only = origin.permuted;
+  facts.first_compared_step = origin.in_prologue || origin.step == input.alignment.begin;
+  facts.start_unseen = !origin.in_prologue && !input.alignment.prologue_compared && input.loads_compared == 0 &&
+                       origin.step_index == 0;
+  facts.collective_output = origin.collective_output, facts.collective_judged = origin.judged;
+  facts.alike = origin.alike, facts.keeps_own_input = origin.keeps_own_input;
+  facts.outputs_agree_a = origin.outputs_agree_a, facts.outputs_disagree_b = origin.outputs_disagree_b;
+  facts.members = origin.members, facts.unknown_members = origin.unknown_members;
+  facts.collectives_recorded = records_collectives(join);
+  facts.loaded = !input.alignment.loaded                       ? Loaded::no
+                 : input.alignment.start == Start::together ? Loaded::by_both
+                                                            : Loaded::by_one;
+  facts.run_b = shell_words({input.run_b.directory()});
+  facts.command = shell_words(input.run_b.manifest().command);
+  for (const Difference& source : origin.sources) {
+    const Site& site = join.site(source.site);
+    facts.also_differ.push_back(site.kind == Kind::scalar ? fmt::format("{} ({} and {})", place_text(site),
+                                                                        value_text(site, source.digest_a),
+                                                                        value_text(site, source.digest_b))
+                                                          : place_text(site));
+  }
+  look_at_structure(input, &facts);
+  if (facts.site.role == Role::batch) facts.batch_found = find_batch(input, origin, &facts.batch_searched);
+  if (origin.step_index == kNoStep) return facts;
+
+  const RankPair& pair = input.alignment.ranks[origin.pair];
+  const MatchedStep step = read_matched(input, origin.pair, origin.step_index);
+  if (step.readable) {
+    MatchScratch scratch;
+    const OpInputs inputs = inputs_of(join, step.columns.a, step.columns.b, pair.steps[origin.step_index].complete, d, &scratch);
+    facts.inputs_agree = inputs.agree, facts.inputs_differ = inputs.differ, facts.inputs_one_sided = inputs.one_sided;
+    facts.inputs_nonfinite_b = inputs.nonfinite_b;
+    look_within_step(step, d, pair.steps[origin.step_index].step, &facts);
+  }
+  if (origin.step_index > 0) {
+    const MatchedStep before = read_matched(input, origin.pair, origin.step_index - 1);
+    if (before.readable) look_at_step_before(before, pair.steps[origin.step_index - 1].step, d, &facts);
+  } else {
+    facts.step_inputs_agree = false;
+  }
+  if (input.alignment.prologue_compared && !origin.in_prologue && !pair.steps.empty() && pair.steps[0].step == kPrologueStep) {
+    const MatchedStep prologue = read_matched(input, origin.pair, 0);
+    for (uint32_t row = 0; prologue.readable && row < prologue.columns.a.size(); ++row) {
+      facts.rng_agreed_at_load |= prologue.site(row).role == Role::rng && prologue.agrees(row);
+    }
+  }
+  look_at_ranks(on_all_ranks(input, origin), origin, &facts);
+  return facts;
+}
+
+std::string find_batch(const OriginInput& input, const Origin& origin, bool* searched) {
+  constexpr uint64_t kMostRecords = 40'000'000;  // a few seconds
+  const StreamJoin& own = input.joins.of(origin.pair);
+  const Site& site = own.site(origin.difference.site);
+  const uint64_t layout = layout_key(own.b().layouts()[origin.difference.layout_b]);
+  uint64_t read = 0;
+  *searched = true;
+  StepColumns columns;
+  std::vector<const HashStreamReader*> streams = {input.alignment.ranks[origin.pair].a};
+  for (const RankPair& pair : input.alignment.ranks) {
+    if (pair.a != streams[0]) streams.push_back(pair.a);
+  }
+  for (const HashStreamReader* stream : streams) {
+    for (size_t s = 0; s < stream->steps().size(); ++s) {
+      read += stream->steps()[s].records;
+      if (read > kMostRecords) return *searched = false, std::string();
+      try {
+        stream->read_step(s, &columns);
+      } catch (const Error&) {
+        *searched = false;
+        continue;
+      }
+      for (size_t row = 0; row < columns.size(); ++row) {
+        const Site& other = stream->sites()[columns.site[row]];
+        if (!(columns.digest[row] == origin.difference.digest_b) || other.role != Role::batch || other.tensor != site.tensor ||
+            stream->layout_keys()[columns.layout[row]] != layout) {
+          continue;
+        }
+        const int64_t step = stream->steps()[s].step, distance = origin.step - step;
+        std::string text = fmt::format("is run A's batch of step {}, micro-step {}, rank {}", step, columns.micro_step[row],
+                                       stream->header().rank);
+        if (distance != 0) text += fmt::format(" ({} {})", counted(static_cast<uint64_t>(std::abs(distance)), "step"),
+                                               distance > 0 ? "before" : "after");
+        if (step > 0 && distance > 0 && origin.step % step == 0) text += fmt::format(": step {} / {}", origin.step, origin.step / step);
+        return text;
+      }
+    }
+  }
+  return {};
+}
+
+std::string shell_words(const std::vector<std::string>& command) {
+  std::string text;
+  for (const std::string& word : command) {
+    const bool plain = !word.empty() && word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                                                               "_-+=./,:@%") == std::string::npos;
+    if (!text.empty()) text += ' ';
+    if (plain) {
+      text += word;
+      continue;
+    }
+    text += '\'';
+    for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    text += '\'';
+  }
+  return text;
+}
+
+}  // namespace forkpoint

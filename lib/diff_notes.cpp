@@ -1,0 +1,143 @@
+#include "lib/diff_notes.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "lib/cause_facts.h"
+#include "lib/verdict_text.h"
+
+namespace forkpoint {
+namespace {
+
+using Facts = std::map<std::string, std::string>;
+
+void compare_facts(const Facts& a, const Facts& b, const std::string& what, std::vector<std::string>* out) {
+  std::set<std::string> names;
+  for (const auto& [name, value] : a) names.insert(name);
+  for (const auto& [name, value] : b) names.insert(name);
+  for (const std::string& name : names) {
+    const auto in_a = a.find(name), in_b = b.find(name);
+    const std::string left = in_a == a.end() ? "(not set)" : in_a->second, right = in_b == b.end() ? "(not set)" : in_b->second;
+    if (left != right) out->push_back(fmt::format("{}{}: {} in run A, {} in run B", what, name, left, right));
+  }
+}
+
+bool is_coordinate(const std::string& fact) {
+  return fact.size() > 5 && (fact.ends_with("_rank") || fact.ends_with("_size"));
+}
+
+std::string list_text(const std::vector<std::string>& list) {
+  std::map<std::string, int> counts;
+  for (const std::string& entry : list) ++counts[entry];
+  std::string text;
+  for (const auto& [entry, count] : counts) {
+    text += fmt::format("{}{}{}", text.empty() ? "" : ", ", count > 1 ? fmt::format("{} x ", count) : "", entry);
+  }
+  return text.empty() ? "none" : text;
+}
+
+struct StructureKey {
+  OneSided::Side side;
+  std::string phase, layer, op, tensor;
+  std::string form_a, form_b;  // where the form differs
+  auto operator<=>(const StructureKey&) const = default;
+};
+struct StructureEntry {
+  int64_t first_step = 0;
+  uint64_t records = 0;
+  std::set<int> ranks;
+  size_t order = 0;
+};
+
+std::vector<std::string> sentences_of(const std::map<StructureKey, StructureEntry>& entries, int world_size) {
+  constexpr size_t kMost = 20;
+  std::vector<std::pair<const StructureKey*, const StructureEntry*>> sorted;
+  for (const auto& [key, entry] : entries) sorted.push_back({&key, &entry});
+  std::sort(sorted.begin(), sorted.end(), [](const auto& left, const auto& right) { return left.second->order < right.second->order; });
+  std::vector<std::string> sentences;
+  for (const auto& [key, entry] : sorted) {
+    if (sentences.size() == kMost) {
+      sentences.push_back(fmt::format("and {} more kinds of records in one run only", sorted.size() - kMost));
+      break;
+    }
+    const std::vector<int> ranks(entry->ranks.begin(), entry->ranks.end());
+    const std::string place = place_text(key->phase, key->layer, key->op, key->tensor);
+    const std::string what = key->side == OneSided::relabelled
+                                 ? fmt::format("{} holds the same bytes as {} in run A and {} in run B", place, key->form_a, key->form_b)
+                                 : fmt::format("run {} only: {}", key->side == OneSided::only_a ? 'A' : 'B', place);
+    sentences.push_back(fmt::format("structure: {} ({}, from {}{})", what, counted(entry->records, "record"),
+                                    entry->first_step == kPrologueStep ? "before the first step" : fmt::format("step {}", entry->first_step),
+                                    static_cast<int>(ranks.size()) == world_size ? "" : ", " + rank_list(ranks)));
+  }
+  return sentences;
+}
+
+}  // namespace
+
+std::vector<std::string> environment_differences(const Run& a, const Run& b) {
+  std::vector<std::string> out;
+  compare_facts(a.manifest().environment, b.manifest().environment, "", &out);
+  compare_facts(a.manifest().versions, b.manifest().versions, "version of ", &out);
+  const std::string gpus_a = list_text(a.manifest().gpus), gpus_b = list_text(b.manifest().gpus);
+  if (gpus_a != gpus_b) out.push_back(fmt::format("GPUs: {} in run A, {} in run B", gpus_a, gpus_b));
+  std::map<std::string, std::set<int>> by_text;  // the same on many ranks is said once
+  for (const auto& stream : a.streams()) {
+    const HashStreamReader* other = b.stream_of(stream->header().rank);
+    if (other == nullptr) continue;
+    Facts left, right;
+    for (const auto& [name, value] : stream->header().facts) if (!is_coordinate(name)) left[name] = value;
+    for (const auto& [name, value] : other->header().facts) if (!is_coordinate(name)) right[name] = value;
+    left["device"] = stream->header().device, right["device"] = other->header().device;
+    std::vector<std::string> texts;
+    compare_facts(left, right, "", &texts);
+    for (const std::string& text : texts) by_text[text].insert(stream->header().rank);
+  }
+  for (const auto& [text, ranks] : by_text) {
+    const std::vector<int> list(ranks.begin(), ranks.end());
+    out.push_back(static_cast<int>(list.size()) == a.world_size() ? text : fmt::format("{} ({})", text, rank_list(list)));
+  }
+  return out;
+}
+
+std::vector<std::string> manifest_notes(const Run& a, const Run& b) {
+  std::vector<std::string> notes;
+  if (a.manifest().command != b.manifest().command) {
+    notes.push_back(fmt::format("the commands differ: `{}` in run A, `{}` in run B", shell_words(a.manifest().command),
+                                shell_words(b.manifest().command)));
+  }
+  return notes;
+}
+
+StructureNotes structure_notes(const Scan& scan, const Alignment& alignment, Joins* joins) {
+  StructureNotes out;
+  std::map<StructureKey, StructureEntry> training, evaluation;
+  for (size_t i = 0; i < scan.one_sided.size(); ++i) {
+    const OneSided& entry = scan.one_sided[i];
+    const Site& site = joins->of(entry.pair).site(entry.site);
+    auto& entries = entry.eval ? evaluation : training;
+    if (!entry.eval && out.first == nullptr) out.first = &entry;
+    StructureKey key{entry.side, std::string(name(site.phase)), site.layer, site.op, site.tensor, {}, {}};
+    if (entry.side == OneSided::relabelled) {
+      key.form_a = to_string(alignment.ranks[entry.pair].a->layouts()[entry.layout_a]);
+      key.form_b = to_string(alignment.ranks[entry.pair].b->layouts()[entry.layout_b]);
+    }
+    const auto [at, fresh] = entries.try_emplace(key, StructureEntry{entry.first_step, 0, {}, i});
+    at->second.first_step = std::min(at->second.first_step, entry.first_step);
+    at->second.records += entry.records;
+    at->second.ranks.insert(alignment.ranks[entry.pair].rank);
+  }
+  const int world = static_cast<int>(alignment.ranks.size());
+  out.sentences = sentences_of(training, world);
+  if (!evaluation.empty()) {
+    uint64_t records[3] = {0, 0, 0};
+    for (const auto& [key, entry] : evaluation) records[key.side] += entry.records;
+    out.evaluation.push_back(fmt::format("the runs do not evaluate alike: {} of evaluation in run A only, {} in run B only",
+                                         counted(records[0], "record"), records[1]));
+  }
+  return out;
+}
+
+}  // namespace forkpoint

@@ -1,0 +1,23 @@
+// What did not line up, as sentences. Internal to diff.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "lib/diff_scan.h"
+
+namespace forkpoint {
+
+// Versions, devices and variables that can change results.
+std::vector<std::string> environment_differences(const Run& a, const Run& b);
+// Commands, working folders and the like: worth knowing, no explanation by itself.
+std::vector<std::string> manifest_notes(const Run& a, const Run& b);
+
+struct StructureNotes {
+  std::vector<std::string> sentences;       // of training records on one side only
+  std::vector<std::string> evaluation;      // of evaluations
+  const OneSided* first = nullptr;          // the earliest of training, in scan.one_sided
+};
+StructureNotes structure_notes(const Scan& scan, const Alignment& alignment, Joins* joins);
+
+}  // namespace forkpoint

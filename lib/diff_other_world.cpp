@@ -1,0 +1,220 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "lib/assemble.h"
+#include "lib/cause_facts.h"
+#include "lib/diff_parallel.h"
+#include "lib/diff_verdict.h"
+#include "lib/error.h"
+#include "lib/verdict_text.h"
+
+namespace forkpoint {
+namespace {
+
+// Step numbers (A's) that are whole on every rank of a run, with their index in each stream.
+std::map<int64_t, std::vector<size_t>> whole_steps(const Run& run, int64_t offset, const DiffOptions& options) {
+  std::map<int64_t, std::vector<size_t>> steps;
+  std::set<int64_t> broken;
+  for (size_t r = 0; r < run.streams().size(); ++r) {
+    const auto summaries = run.streams()[r]->steps();
+    for (size_t i = 0; i < summaries.size(); ++i) {
+      const bool prologue = summaries[i].step == kPrologueStep;
+      const int64_t step = prologue ? kPrologueStep : summaries[i].step + offset;
+      if (!prologue && ((options.first_step && step < *options.first_step) || (options.last_step && step > *options.last_step))) continue;
+      auto& indices = steps[step];
+      if (!summaries[i].complete || indices.size() != r) broken.insert(step);  // cut, missing on a rank, or there twice
+      indices.push_back(i);
+    }
+  }
+  for (auto at = steps.begin(); at != steps.end();) {
+    at = broken.count(at->first) != 0 || at->second.size() != run.streams().size() ? steps.erase(at) : std::next(at);
+  }
+  return steps;
+}
+
+struct StepResult {
+  int64_t step = 0;
+  bool read = false;
+  uint64_t equal = 0, differing = 0, not_comparable = 0, bytes = 0;
+  std::string why, problem;
+  std::set<int> ranks_b;       // that hold something that differs
+  // Of the earliest difference:
+  std::optional<CauseFacts> facts;
+};
+
+std::tuple<int64_t, int, uint32_t, int> order_of(const RecordKey& key, const std::vector<Piece>& pieces) {
+  static constexpr int kPhaseOrder[kPhaseCount] = {0, 2, 3, 4, 5, 6, 1};
+  const Phase phase = pieces[0].site->phase;
+  const bool whole_step = phase == Phase::optimizer || phase == Phase::collective;
+  return {whole_step ? INT32_MAX : std::get<2>(key), kPhaseOrder[static_cast<int>(phase) % kPhaseCount], pieces[0].row, pieces[0].rank};
+}
+
+CauseFacts facts_of(const RecordKey& key, const Pieces& in_a, const Pieces& in_b, const ReshardedStep& result) {
+  const auto &pieces_a = in_a.by_key.at(key), &pieces_b = in_b.by_key.at(key);
+  const Assembled left = assemble(pieces_a), right = assemble(pieces_b);
+  CauseFacts facts;
+  facts.site = *pieces_a[0].site;
+  facts.layout_a.dtype = left.dtype, facts.layout_a.shape = left.shape;
+  facts.layout_b.dtype = right.dtype, facts.layout_b.shape = right.shape;
+  facts.layout_differs = left.dtype != right.dtype || left.shape != right.shape;
+  facts.digest_a = left.digest, facts.digest_b = right.digest;
+  facts.everyone = facts.other_world = true;
+  const uint64_t op = op_key(facts.site);
+  std::map<uint32_t, const RecordKey*> inputs;  // by row
+  for (const auto& [other, pieces] : in_a.by_key) {
+    const Site& site = *pieces[0].site;
+    const bool same_call = std::get<2>(other) == std::get<2>(key) && std::get<3>(other) == std::get<3>(key);
+    if (same_call && is_op_input(site) && op_key(site) == op) inputs[pieces[0].row] = &other;
+  }
+  for (const auto& [row, other] : inputs) {
+    (result.equal.count(*other) != 0       ? facts.inputs_agree
+     : result.differing.count(*other) != 0 ? facts.inputs_differ
+                                           : facts.inputs_one_sided)
+        .push_back(in_a.by_key.at(*other)[0].site->tensor);
+  }
+  Divergence& first = facts.first;
+  first.micro_step = std::max(0, std::get<2>(key));
+  first.phase = facts.site.phase, first.kind = facts.layout_differs ? Kind::structure : facts.site.kind;
+  first.layer = facts.site.layer, first.op = facts.site.op, first.tensor = facts.site.tensor;
+  if (facts.layout_differs) {
+    first.before = to_string(facts.layout_a), first.after = to_string(facts.layout_b);
+  } else if (facts.site.kind == Kind::scalar) {
+    first.before = fmt::format("{:.17g}", scalar_value(left.digest)), first.after = fmt::format("{:.17g}", scalar_value(right.digest));
+  } else {
+    first.before = fmt::format("{:016x}{:016x}", left.digest.a, left.digest.b);
+    first.after = fmt::format("{:016x}{:016x}", right.digest.a, right.digest.b);
+    const Layout layout = facts.layout_a;
+    if (facts.site.kind != Kind::state && word_count(layout) <= kMaxPointingWords / 8) facts.pointing = point(left.digest, right.digest, layout);
+  }
+  first.pointing = facts.pointing;
+  return facts;
+}
+
+StepResult compare_step(const Run& a, const std::vector<size_t>& at_a, const Run& b, const std::vector<size_t>& at_b, int64_t step,
+                        Level level) {
+  StepResult out;
+  out.step = step;
+  StepColumns columns;
+  Pieces in_a, in_b;
+  try {
+    for (size_t r = 0; r < at_a.size(); ++r) {
+      gather(*a.streams()[r], at_a[r], level, nullptr, &columns, &in_a);
+      out.bytes += a.streams()[r]->steps()[at_a[r]].bytes_hashed;
+    }
+    for (size_t r = 0; r < at_b.size(); ++r) gather(*b.streams()[r], at_b[r], level, nullptr, &columns, &in_b);
+  } catch (const Error& error) {
+    out.problem = fmt::format("step {}: {}", step, error.what());
+    return out;
+  }
+  out.read = true;
+  const ReshardedStep result = compare_pieces(in_a, in_b);
+  out.equal = result.equal.size(), out.differing = result.differing.size(), out.not_comparable = result.not_comparable.size();
+  if (!result.not_comparable.empty()) {
+    const auto& [key, why] = *result.not_comparable.begin();
+    const auto& pieces = in_a.by_key.count(key) != 0 ? in_a.by_key.at(key) : in_b.by_key.at(key);
+    out.why = fmt::format("{}: {}", place_text(*pieces[0].site), why);
+  }
+  const RecordKey* first = nullptr;
+  for (const RecordKey& key : result.differing) {
+    for (const Piece& piece : in_b.by_key.at(key)) out.ranks_b.insert(piece.rank);
+    if (first == nullptr || order_of(key, in_a.by_key.at(key)) < order_of(*first, in_a.by_key.at(*first))) first = &key;
+  }
+  if (first != nullptr) out.facts = facts_of(*first, in_a, in_b, result);
+  return out;
+}
+
+void write_first(const Run& a, const Run& b, const Alignment& alignment, const StepResult& result, Verdict* verdict) {
+  CauseFacts facts = *result.facts;
+  facts.first.in_prologue = result.step == kPrologueStep;
+  facts.first.step = facts.first.in_prologue ? alignment.begin : result.step;
+  if (facts.first.in_prologue) facts.first.phase = Phase::load;
+  facts.level = alignment.level, facts.world_size = std::max(a.world_size(), b.world_size());
+  facts.loaded = alignment.loaded ? Loaded::by_both : Loaded::no;
+  facts.first_compared_step = facts.first.step == alignment.begin;
+  facts.environment = environment_differences(a, b);
+  facts.run_b = shell_words({b.directory()});
+  verdict->outcome = Outcome::diverged;
+  verdict->first = facts.first;
+  verdict->cause = decide_cause(facts);
+  verdict->cause.evidence.push_back(fmt::format("put together from {} ranks in run A and {} in run B: sums over ranks are cut in "
+                                                "another way, and another order of a sum is expected to show", a.world_size(), b.world_size()));
+  if (facts.site.kind == Kind::collective && facts.site.role == Role::output && !facts.layout_differs) {
+    verdict->cause.cls = "reduction_order";
+    verdict->cause.class_candidates = {"reduction_order", "algorithm_choice"};
+  }
+}
+
+}  // namespace
+
+Verdict diff_other_world(const Run& a, const Run& b, const Alignment& alignment, const DiffOptions& options) {
+  const auto steps_a = whole_steps(a, 0, options), steps_b = whole_steps(b, alignment.offset_b, options);
+  std::vector<int64_t> common;
+  bool alike = true;
+  for (const auto& [step, indices] : steps_a) {
+    const bool wanted = step != kPrologueStep || alignment.start == Start::together;
+    if (steps_b.count(step) != 0 && wanted) common.push_back(step);
+    else alike = false;
+  }
+  for (const auto& [step, indices] : steps_b) alike &= steps_a.count(step) != 0;
+  const bool aligned = !alignment.ranks_a.empty() && !alignment.ranks_b.empty();
+  if (!aligned) common.clear();
+
+  std::vector<StepResult> results(common.size());
+  Progress progress(options.progress, common.size());
+  parallel_for(thread_count(options.threads), common.size(), [&](size_t i, int) {
+    results[i] = compare_step(a, steps_a.at(common[i]), b, steps_b.at(common[i]), common[i], alignment.level);
+    progress.add(1);
+  });
+
+  Verdict verdict;
+  verdict.cause.cls.clear();
+  verdict.gaps = alignment.gaps;
+  verdict.notes = alignment.notes;
+  verdict.coverage.level = name(alignment.level);
+  verdict.coverage.limits = alignment.limits;
+  verdict.coverage.ranks_compared = std::max(a.world_size(), b.world_size());
+  std::vector<std::string> blockers = alignment.blockers;
+  if (!alike) blockers.push_back("the runs do not have the same whole steps");
+  if (!options.ranks.empty()) blockers.push_back("--ranks does not apply to runs of different world sizes: all ranks were compared");
+  uint64_t not_comparable = 0, differing = 0;
+  std::set<int> ranks;
+  std::string why;
+  for (const StepResult& result : results) {
+    if (!result.read) verdict.gaps.push_back(result.problem), blockers.push_back(result.problem);
+    verdict.coverage.records_compared += result.equal + result.differing;
+    verdict.coverage.bytes_hashed += result.bytes;
+    verdict.coverage.steps_compared += result.step >= 0 && result.read ? 1 : 0;
+    not_comparable += result.not_comparable;
+    differing += result.differing;
+    if (why.empty()) why = result.why;
+    ranks.insert(result.ranks_b.begin(), result.ranks_b.end());
+    if (result.facts && !verdict.first) write_first(a, b, alignment, result, &verdict);
+  }
+  if (not_comparable > 0) {
+    blockers.push_back(fmt::format("{} of {} could not be put together from both runs (first: {})", grouped(not_comparable),
+                                   counted(verdict.coverage.records_compared + not_comparable, "tensor"), why));
+  }
+  if (verdict.first) {
+    verdict.propagated = differing - 1;
+    verdict.ranks_diverged.assign(ranks.begin(), ranks.end());
+    verdict.reason = place_text(*verdict.first) + ": differs when put together from all ranks";
+    verdict.notes.insert(verdict.notes.end(), blockers.begin(), blockers.end());
+  } else {
+    if (verdict.coverage.steps_compared == 0) blockers.push_back("the runs have no whole step in common");
+    if (blockers.empty() && options.verify_checksums) blockers = verify_runs(a, b, options);
+    if (blockers.empty()) {
+      verdict.outcome = Outcome::identical;
+      verdict.reason = fmt::format("every tensor agrees when put together ({})", counted(verdict.coverage.records_compared, "tensor"));
+    } else {
+      verdict.reason = incomparable_reason(blockers, verdict.coverage.steps_compared, verdict.coverage.records_compared);
+    }
+  }
+  for (const std::string& text : environment_differences(a, b)) verdict.notes.push_back("environment: " + text);
+  for (const std::string& text : manifest_notes(a, b)) verdict.notes.push_back(text);
+  return verdict;
+}
+
+}  // namespace forkpoint

@@ -1,0 +1,323 @@
+#include "lib/diff_step.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <unordered_map>
+
+#include "lib/digest_mix.h"
+
+namespace forkpoint {
+namespace {
+
+bool contains_layer(const std::string& outer, const std::string& inner) {
+  return inner.size() > outer.size() && inner.compare(0, outer.size(), outer) == 0 &&
+         (outer.empty() || inner[outer.size()] == '.');
+}
+
+bool is_source(const Site& site) {
+  return site.role == Role::batch || site.role == Role::rng || site.role == Role::sampler || is_hyperparameter(site);
+}
+
+// The matched records of a step, and the questions that need all of them.
+class StepView {
+ public:
+  StepView(const StreamJoin& join, const StepColumns& a, const StepColumns& b, bool complete, const RecordKeys& assembled,
+           MatchScratch* scratch)
+      : join_(join), a_(a), b_(b), partner_(a.size(), kNoRow), same_(a.size(), Same::equal) {
+    match_step(
+        join, a, b, complete, scratch,
+        [&](uint32_t i, uint32_t j) {
+          partner_[i] = j;
+          Same same = compare_records(join, a.layout[i], b.layout[j], a.digest[i], b.digest[j]);
+          if (same == Same::resharded && !assembled.empty() && assembled.count(key_of(i)) != 0) same = Same::value;
+          same_[i] = same;
+          if (!is_difference(same)) return;
+          if ((a.flags[i] & kRecordEval) == 0) differences_.push_back(i);
+          else if (!first_eval_) first_eval_ = i;
+        },
+        [](uint32_t) {}, [&](uint32_t j) { only_b_.push_back(j); });
+  }
+
+  const std::vector<uint32_t>& differences() const { return differences_; }
+  std::optional<uint32_t> first_eval() const { return first_eval_; }
+  size_t size() const { return a_.size(); }
+  const Site& site(uint32_t row) const { return join_.site(a_.site[row]); }
+  bool matched(uint32_t row) const { return partner_[row] != kNoRow; }
+  bool differs(uint32_t row) const { return is_difference(same_[row]); }
+  bool agrees(uint32_t row) const { return matched(row) && (same_[row] == Same::equal || same_[row] == Same::relabelled); }
+  bool training(uint32_t row) const { return (a_.flags[row] & kRecordEval) == 0; }
+  int32_t micro_step(uint32_t row) const { return a_.micro_step[row]; }
+
+  bool same_instance(uint32_t left, uint32_t right) const {
+    return a_.micro_step[left] == a_.micro_step[right] && a_.call[left] == a_.call[right] &&
+           join_.op(a_.site[left]) == join_.op(a_.site[right]) && ((a_.flags[left] ^ a_.flags[right]) & kClassFlags) == 0;
+  }
+  // Rows of the op instance of `row`, itself included.
+  const std::vector<uint32_t>& instance(uint32_t row) {
+    if (instances_.empty()) {
+      for (uint32_t i = 0; i < a_.size(); ++i) instances_[instance_hash(i)].push_back(i);
+    }
+    return instances_[instance_hash(row)];
+  }
+  bool in_b_only(uint32_t row) const {  // B has a record of this op instance that A lacks
+    return std::any_of(only_b_.begin(), only_b_.end(), [&](uint32_t j) {
+      return b_.micro_step[j] == a_.micro_step[row] && b_.call[j] == a_.call[row] &&
+             join_.op(join_.site_of_b(b_.site[j])) == join_.op(a_.site[row]);
+    });
+  }
+  // Inputs of the op instance were recorded in both runs and every one of them agrees.
+  bool inputs_agree(uint32_t row) {
+    bool any = false;
+    for (const uint32_t i : instance(row)) {
+      if (!same_instance(i, row) || !is_op_input(site(i))) continue;
+      if (!agrees(i)) return false;
+      any = true;
+    }
+    return any && !in_b_only(row);
+  }
+
+  Difference difference(uint32_t i) const {
+    const uint32_t j = partner_[i];
+    return {i, j, a_.site[i], a_.micro_step[i], a_.call[i], a_.flags[i], same_[i], a_.layout[i], b_.layout[j],
+            a_.digest[i], b_.digest[j], {a_.absmax[i], a_.nonfinite[i], a_.word_sum[i]},
+            {b_.absmax[j], b_.nonfinite[j], b_.word_sum[j]}};
+  }
+  const StepColumns& a() const { return a_; }
+  const StepColumns& b() const { return b_; }
+  const StreamJoin& join() const { return join_; }
+  uint32_t partner(uint32_t row) const { return partner_[row]; }
+  const std::vector<uint32_t>& only_b() const { return only_b_; }
+
+ private:
+  RecordKey key_of(uint32_t i) const {
+    const Digest& key = join_.key(a_.site[i]);
+    return {key.a, key.b, a_.micro_step[i], a_.call[i]};
+  }
+  uint64_t instance_hash(uint32_t i) const {
+    return mix64(join_.op(a_.site[i]) ^
+                 (static_cast<uint64_t>(static_cast<uint32_t>(a_.micro_step[i])) << 32 | a_.call[i]));
+  }
+
+  const StreamJoin& join_;
+  const StepColumns& a_;
+  const StepColumns& b_;
+  std::vector<uint32_t> partner_;
+  std::vector<Same> same_;
+  std::vector<uint32_t> differences_, only_b_;
+  std::optional<uint32_t> first_eval_;
+  std::unordered_map<uint64_t, std::vector<uint32_t>> instances_;
+};
+
+// Equal sums of words, maxima and counts, but another digest. Not proof (+1 and -1 elsewhere looks the same), so it only
+// counts when what follows is equal. Sources and scalars are never taken for it.
+bool looks_permuted(const StepView& view, uint32_t row) {
+  const Difference d = view.difference(row);
+  const Site& site = view.site(row);
+  return d.same == Same::value && site.kind == Kind::tensor && (site.role == Role::input || site.role == Role::output) &&
+         d.stats_a.word_sum == d.stats_b.word_sum && d.stats_a.nonfinite == d.stats_b.nonfinite &&
+         d.stats_a.absmax == d.stats_b.absmax && element_count(view.join().a().layouts()[d.layout_a]) > 1;
+}
+
+// Does what follows the leading `count` differences, up to the next one, show that they made no difference?
+bool absorbed(StepView* view, size_t count) {
+  const auto& differences = view->differences();
+  const uint32_t last = differences[count - 1];
+  const bool ends = count == differences.size();
+  const uint32_t limit = ends ? static_cast<uint32_t>(view->size()) : differences[count];
+  for (uint32_t row = last + 1; row < limit; ++row) {
+    const Site& site = view->site(row);
+    if (!view->agrees(row) || !view->training(row) || !is_op_output(site)) continue;
+    if (ends) return true;
+    for (size_t i = 0; i < count; ++i) {
+      const bool consumed = is_op_input(view->site(differences[i])) && view->same_instance(differences[i], row);
+      if (consumed || contains_layer(site.layer, view->site(differences[i]).layer)) return true;
+    }
+  }
+  return false;
+}
+
+// An op's own inputs come before its outputs and hyperparameters before the update that reads them, whatever the order in
+// which the recorder was handed them.
+uint32_t causally_first(StepView* view, size_t begin) {
+  const auto& differences = view->differences();
+  const uint32_t row = differences[begin];
+  const Site& site = view->site(row);
+  const bool updated = site.phase == Phase::optimizer && (site.role == Role::parameter || site.role == Role::optimizer_state);
+  for (size_t i = begin + 1; i < differences.size(); ++i) {
+    const uint32_t other = differences[i];
+    const Site& candidate = view->site(other);
+    if (is_op_output(site) && is_op_input(candidate) && view->same_instance(row, other)) return other;
+    if (updated && candidate.phase == Phase::optimizer && is_hyperparameter(candidate)) return other;
+  }
+  return row;
+}
+
+std::optional<uint32_t> pick_first(StepView* view, RankStep* out) {
+  const auto& differences = view->differences();
+  if (differences.empty()) return {};
+  size_t permuted = 0;
+  while (permuted < differences.size() && looks_permuted(*view, differences[permuted])) ++permuted;
+  if (permuted > 0 && absorbed(view, permuted)) {
+    const bool ends = permuted == differences.size();
+    if (ends || is_source(view->site(differences[permuted])) || view->inputs_agree(differences[permuted])) {
+      out->permuted = view->difference(differences[0]);
+      if (ends) return {};
+      return causally_first(view, permuted);
+    }
+  }
+  return causally_first(view, 0);
+}
+
+// Every record of this layer's forward in the micro-step agrees, and there is one.
+bool forward_agrees(const StepView& view, uint32_t row) {
+  bool any = false;
+  for (uint32_t i = 0; i < view.size(); ++i) {
+    if (view.site(i).phase != Phase::forward || view.micro_step(i) != view.micro_step(row) ||
+        view.site(i).layer != view.site(row).layer) {
+      continue;
+    }
+    if (!view.agrees(i)) return false;
+    any = true;
+  }
+  return any;
+}
+
+// Ops after `first` that are origins of their own beyond doubt. Doubt: anything inside the op, in its layer or around it
+// has differed before; a collective has brought differences in; the update has begun; the first difference is a source,
+// or an input that changed unobserved, and may reach this op unrecorded.
+void collect_later(StepView* view, uint32_t first, RankStep* out) {
+  const Site& origin = view->site(first);
+  if (is_source(origin) || !is_op_output(origin) || origin.kind != Kind::tensor) return;
+  if (origin.phase != Phase::forward && origin.phase != Phase::backward) return;
+  std::vector<uint32_t> before;  // differences so far
+  for (const uint32_t row : view->differences()) {
+    const Site& site = view->site(row);
+    if (site.phase == Phase::optimizer || (site.kind == Kind::collective && site.role == Role::output)) return;
+    before.push_back(row);
+    const bool candidate = row > first && site.kind == Kind::tensor && is_op_output(site) && !site.layer.empty() &&
+                           (site.phase == Phase::forward || site.phase == Phase::backward) &&
+                           (view->a().flags[row] & kRecordRecompute) == 0 && !view->same_instance(row, first);
+    if (!candidate || !view->inputs_agree(row)) continue;
+    if (site.phase == Phase::backward && !forward_agrees(*view, row)) continue;
+    const bool clean = std::none_of(before.begin(), before.end() - 1, [&](uint32_t other) {
+      return related_layers(view->site(other).layer, site.layer);
+    });
+    uint32_t begin = row;
+    for (const uint32_t i : view->instance(row)) begin = std::min(begin, i);
+    const bool nothing_inside = before.size() < 2 || before[before.size() - 2] < begin;
+    if (clean && nothing_inside) out->later.push_back(view->difference(row));
+  }
+}
+
+void collect_sources(const StepView& view, uint32_t first, RankStep* out) {
+  constexpr size_t kMost = 8;
+  for (const uint32_t row : view.differences()) {
+    if (out->sources.size() == kMost) return;
+    if (is_source(view.site(row)) && view.a().site[row] != view.a().site[first]) {
+      out->sources.push_back(view.difference(row));
+    }
+  }
+}
+
+void collect_collectives(const StepView& view, RankStep* out) {
+  const StepColumns &a = view.a(), &b = view.b();
+  std::unordered_map<uint64_t, std::vector<size_t>> uses;  // by op, then few
+  for (uint32_t i = 0; i < a.size(); ++i) {
+    const Site& site = view.site(i);
+    if (site.kind != Kind::collective || !view.training(i) || !view.join().wanted(a.site[i])) continue;
+    CollectiveUse use;
+    use.op = view.join().op(a.site[i]);
+    use.micro_step = a.micro_step[i], use.call = a.call[i], use.site = a.site[i], use.first_row = i;
+    auto& same_op = uses[use.op];
+    auto known = std::find_if(same_op.begin(), same_op.end(),
+                              [&](size_t k) { return out->collectives[k].same_instance(use); });
+    if (known == same_op.end()) {
+      same_op.push_back(out->collectives.size());
+      known = same_op.end() - 1;
+      out->collectives.push_back(std::move(use));
+    }
+    CollectiveUse& at = out->collectives[*known];
+    if (!view.matched(i)) {
+      at.one_sided = true;
+      continue;
+    }
+    const CollectiveUse::Part part{a.site[i], view.differs(i), a.digest[i], b.digest[view.partner(i)]};
+    if (site.role == Role::input) {
+      at.has_input = true;
+      at.input_differs |= part.differs;
+      at.inputs.push_back(part);
+    } else if (site.role == Role::output) {
+      at.has_output = true;
+      at.output_differs |= part.differs;
+      at.outputs.push_back(part);
+    }
+  }
+}
+
+}  // namespace
+
+bool is_op_input(const Site& site) {
+  if (site.role == Role::input) return true;
+  const bool computing = site.phase == Phase::forward || site.phase == Phase::backward;
+  return computing && (site.role == Role::parameter || site.role == Role::batch || site.role == Role::rng);
+}
+
+bool is_op_output(const Site& site) {
+  switch (site.role) {
+    case Role::output: case Role::gradient: case Role::loss: return true;
+    case Role::parameter: case Role::optimizer_state: return site.phase == Phase::optimizer;
+    default: return false;
+  }
+}
+
+bool is_hyperparameter(const Site& site) {
+  static constexpr std::array<std::string_view, 16> kNames = {
+      "lr", "learning_rate", "weight_decay", "wd", "momentum", "dampening", "eps", "beta1", "beta2", "betas",
+      "loss_scale", "scale", "clip", "max_norm", "clip_norm", "dropout"};
+  if (site.role != Role::scalar) return false;
+  const std::string_view tensor = site.tensor;
+  const size_t dot = tensor.rfind('.');
+  const std::string_view last = dot == std::string_view::npos ? tensor : tensor.substr(dot + 1);
+  return std::find(kNames.begin(), kNames.end(), last) != kNames.end();
+}
+
+bool related_layers(const std::string& left, const std::string& right) {
+  return left == right || contains_layer(left, right) || contains_layer(right, left);
+}
+
+RankStep analyse_step(const StreamJoin& join, const StepColumns& a, const StepColumns& b, bool complete,
+                      const RecordKeys& differing_when_assembled, MatchScratch* scratch) {
+  StepView view(join, a, b, complete, differing_when_assembled, scratch);
+  RankStep out;
+  if (const auto row = pick_first(&view, &out)) {
+    out.first = view.difference(*row);
+    collect_later(&view, *row, &out);
+    collect_sources(view, *row, &out);
+  }
+  if (view.first_eval()) out.first_eval = view.difference(*view.first_eval());
+  collect_collectives(view, &out);
+  return out;
+}
+
+OpInputs inputs_of(const StreamJoin& join, const StepColumns& a, const StepColumns& b, bool complete,
+                   const Difference& difference, MatchScratch* scratch) {
+  StepView view(join, a, b, complete, {}, scratch);
+  OpInputs out;
+  for (const uint32_t i : view.instance(difference.row_a)) {
+    if (i == difference.row_a || !view.same_instance(i, difference.row_a) || !is_op_input(view.site(i))) continue;
+    auto& names = !view.matched(i) ? out.one_sided : view.differs(i) ? out.differ : out.agree;
+    names.push_back(view.site(i).tensor);
+    if (view.matched(i)) out.nonfinite_b += b.nonfinite[view.partner(i)];
+  }
+  for (const uint32_t j : view.only_b()) {
+    const Site& site = join.site(join.site_of_b(b.site[j]));
+    if (is_op_input(site) && b.micro_step[j] == difference.micro_step && b.call[j] == difference.call &&
+        join.op(join.site_of_b(b.site[j])) == join.op(difference.site)) {
+      out.one_sided.push_back(site.tensor);
+    }
+  }
+  return out;
+}
+
+}  // namespace forkpoint

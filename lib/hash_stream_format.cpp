@@ -1,0 +1,389 @@
+#include "lib/hash_stream_format.h"
+
+#include <array>
+#include <bit>
+
+#include "lib/digest_mix.h"
+
+namespace forkpoint {
+namespace {
+
+static_assert(std::endian::native == std::endian::little);
+
+template <typename Number>
+void put(uint8_t* bytes, Number value) {
+  std::memcpy(bytes, &value, sizeof(value));
+}
+
+template <typename Number>
+Number get(const uint8_t* bytes) {
+  Number value;
+  std::memcpy(&value, bytes, sizeof(value));
+  return value;
+}
+
+// Both lanes: one of 64 bits alone would let a change of two words through more easily than need be.
+uint64_t header_checksum(const uint8_t* bytes) {
+  const Digest plain = digest_only(bytes, kFrameHeaderBytes - 8);
+  return mix64(plain.a) ^ plain.b;
+}
+
+template <typename Enum>
+Enum checked_enum(ByteReader* in, int count) {
+  const uint8_t number = in->u8();
+  if (number >= count) in->fail();
+  return static_cast<Enum>(number);
+}
+
+void encode_numbers(const std::vector<int64_t>& numbers, ByteWriter* out) {
+  for (int64_t number : numbers) out->signed_number(number);
+}
+
+void decode_numbers(size_t count, ByteReader* in, std::vector<int64_t>* numbers) {
+  numbers->resize(count);
+  for (int64_t& number : *numbers) number = in->signed_number();
+}
+
+// Strictly ascending offsets as differences: no frame is named twice, so what an index makes a reader allocate is
+// bounded by the file.
+void encode_offsets(const std::vector<uint64_t>& offsets, ByteWriter* out) {
+  out->number(offsets.size());
+  uint64_t last = 0;
+  for (uint64_t offset : offsets) {
+    out->number(offset - last);
+    last = offset;
+  }
+}
+
+void decode_offsets(ByteReader* in, std::vector<uint64_t>* offsets) {
+  offsets->resize(in->count());
+  uint64_t last = 0;
+  for (uint64_t& offset : *offsets) {
+    const uint64_t difference = in->number();
+    if (difference == 0 || difference > UINT64_MAX - last) return in->fail();
+    offset = last += difference;
+  }
+}
+
+void encode(const Site& site, ByteWriter* out) {
+  out->u8(static_cast<uint8_t>(site.phase));
+  out->u8(static_cast<uint8_t>(site.kind));
+  out->u8(static_cast<uint8_t>(site.role));
+  for (const auto* text : {&site.layer, &site.op, &site.tensor, &site.communicator}) out->text(*text);
+}
+
+void decode_one(ByteReader* in, Site* site) {
+  site->phase = checked_enum<Phase>(in, kPhaseCount);
+  site->kind = checked_enum<Kind>(in, kKindCount);
+  site->role = checked_enum<Role>(in, kRoleCount);
+  for (auto* text : {&site->layer, &site->op, &site->tensor, &site->communicator}) *text = in->text();
+}
+
+enum LayoutFlags : uint8_t { kHasStrides = 1, kIsShard = 2 };
+
+void encode(const Layout& layout, ByteWriter* out) {
+  out->u8(static_cast<uint8_t>(layout.dtype));
+  out->u8(static_cast<uint8_t>((layout.strides.empty() ? 0 : kHasStrides) | (layout.is_shard() ? kIsShard : 0)));
+  out->number(layout.shape.size());
+  for (const auto* numbers : {&layout.shape, &layout.strides, &layout.global_shape, &layout.global_offset}) {
+    encode_numbers(*numbers, out);
+  }
+}
+
+void decode_one(ByteReader* in, Layout* layout) {
+  layout->dtype = checked_enum<DType>(in, kDTypeCount);
+  const uint8_t flags = in->u8();
+  const size_t dims = in->count();
+  decode_numbers(dims, in, &layout->shape);
+  decode_numbers((flags & kHasStrides) ? dims : 0, in, &layout->strides);
+  decode_numbers((flags & kIsShard) ? dims : 0, in, &layout->global_shape);
+  decode_numbers((flags & kIsShard) ? dims : 0, in, &layout->global_offset);
+}
+
+void encode(const Communicator& communicator, ByteWriter* out) {
+  out->text(communicator.name);
+  out->number(communicator.members.size());
+  for (int member : communicator.members) out->signed_number(member);
+}
+
+void decode_one(ByteReader* in, Communicator* communicator) {
+  communicator->name = in->text();
+  communicator->members.resize(in->count());
+  for (int& member : communicator->members) member = static_cast<int>(in->signed_number());
+}
+
+template <typename Item>
+void encode_list(uint32_t first, const std::vector<Item>& items, ByteWriter* out) {
+  out->number(first);
+  out->number(items.size());
+  for (const Item& item : items) encode(item, out);
+}
+
+template <typename Item>
+void decode_list(ByteReader* in, uint32_t* first, std::vector<Item>* items) {
+  const uint64_t number = in->number();
+  if (number > UINT32_MAX) in->fail();
+  *first = static_cast<uint32_t>(number);
+  const size_t count = in->count();
+  for (size_t i = 0; i < count && in->ok(); ++i) decode_one(in, &items->emplace_back());
+}
+
+}  // namespace
+
+std::string_view name(FrameType type) {
+  constexpr std::array<std::string_view, 9> kNames = {"unknown", "header",         "dictionary", "records", "step",
+                                                      "gap",     "coverage limit", "index",      "end"};
+  const auto number = static_cast<size_t>(type);
+  return number < kNames.size() ? kNames[number] : kNames[0];
+}
+
+void encode(const FrameHeader& header, uint8_t bytes[kFrameHeaderBytes]) {
+  std::memset(bytes, 0, kFrameHeaderBytes);
+  std::memcpy(bytes, kFrameMark, sizeof(kFrameMark));
+  bytes[4] = static_cast<uint8_t>(header.type);
+  bytes[5] = header.flags;
+  put(bytes + 8, header.stored_bytes);
+  put(bytes + 12, header.raw_bytes);
+  put(bytes + 16, header.step);
+  put(bytes + 24, header.step_ordinal);
+  put(bytes + 28, header.records);
+  put(bytes + 32, header.sequence);
+  put(bytes + 40, header.checksum.a);
+  put(bytes + 48, header.checksum.b);
+  put(bytes + 56, header_checksum(bytes));
+}
+
+std::optional<FrameHeader> decode_frame_header(const uint8_t bytes[kFrameHeaderBytes]) {
+  if (std::memcmp(bytes, kFrameMark, sizeof(kFrameMark)) != 0) return std::nullopt;
+  if (get<uint64_t>(bytes + 56) != header_checksum(bytes)) return std::nullopt;
+  FrameHeader header;
+  header.type = static_cast<FrameType>(bytes[4]);
+  header.flags = bytes[5];
+  header.stored_bytes = get<uint32_t>(bytes + 8);
+  header.raw_bytes = get<uint32_t>(bytes + 12);
+  header.step = get<int64_t>(bytes + 16);
+  header.step_ordinal = get<uint32_t>(bytes + 24);
+  header.records = get<uint32_t>(bytes + 28);
+  header.sequence = get<uint64_t>(bytes + 32);
+  header.checksum = {get<uint64_t>(bytes + 40), get<uint64_t>(bytes + 48)};
+  return header;
+}
+
+void ByteWriter::number(uint64_t value) {
+  for (; value >= 0x80; value >>= 7) u8(static_cast<uint8_t>(value | 0x80));
+  u8(static_cast<uint8_t>(value));
+}
+
+uint64_t ByteReader::number() {
+  uint64_t value = 0;
+  for (int shift = 0; shift < 64; shift += 7) {
+    const uint8_t byte = u8();
+    if (shift == 63 && byte > 1) break;
+    value |= static_cast<uint64_t>(byte & 0x7F) << shift;
+    if (byte < 0x80) return ok_ ? value : 0;
+  }
+  fail();
+  return 0;
+}
+
+std::string_view ByteReader::text() {
+  const size_t size = count();
+  const std::string_view text(reinterpret_cast<const char*>(bytes_.data()) + at_, size);
+  at_ += size;
+  return text;
+}
+
+size_t ByteReader::count() {
+  const uint64_t value = number();
+  if (value > left()) {
+    fail();
+    return 0;
+  }
+  return value;
+}
+
+void ByteReader::raw(void* data, size_t size_bytes) {
+  if (size_bytes > left()) return fail();
+  std::memcpy(data, bytes_.data() + at_, size_bytes);
+  at_ += size_bytes;
+}
+
+Digest StepSums::root() const {
+  Digest sum;
+  for (const Digest& part : phase) sum += part;
+  return sum;
+}
+
+uint64_t StepSums::total_records() const {
+  uint64_t sum = 0;
+  for (uint64_t count : records) sum += count;
+  return sum;
+}
+
+StepSummary summarize(int64_t step, const StepSums& sums, bool complete) {
+  StepSummary summary;
+  summary.step = step;
+  summary.digest = sums.root();
+  summary.records = sums.total_records();
+  summary.eval_records = sums.eval_records;
+  summary.bytes_hashed = sums.bytes_hashed;
+  summary.complete = complete;
+  return summary;
+}
+
+void encode(const StreamHeader& header, ByteWriter* out) {
+  out->signed_number(header.rank);
+  out->signed_number(header.world_size);
+  out->text(header.host);
+  out->signed_number(header.pid);
+  out->text(header.boot_id);
+  out->number(header.pid_start_ticks);
+  out->number(header.pid_namespace);
+  out->u8(static_cast<uint8_t>(header.level));
+  out->text(header.step_base);
+  out->signed_number(header.every);
+  out->text(header.device);
+  out->number(header.facts.size());
+  for (const auto& [key, value] : header.facts) {
+    out->text(key);
+    out->text(value);
+  }
+}
+
+bool decode(ByteReader in, StreamHeader* out) {
+  out->rank = static_cast<int>(in.signed_number());
+  out->world_size = static_cast<int>(in.signed_number());
+  out->host = in.text();
+  out->pid = in.signed_number();
+  out->boot_id = in.text();
+  out->pid_start_ticks = in.number();
+  out->pid_namespace = in.number();
+  out->level = checked_enum<Level>(&in, 3);
+  out->step_base = in.text();
+  out->every = in.signed_number();
+  out->device = in.text();
+  const size_t facts = in.count();
+  for (size_t i = 0; i < facts && in.ok(); ++i) {
+    const std::string_view key = in.text();
+    out->facts.emplace_back(key, in.text());
+  }
+  return in.ok() && out->rank >= 0 && out->world_size >= 0;
+}
+
+void encode(const DictionaryPart& part, ByteWriter* out) {
+  encode_list(part.first_site, part.sites, out);
+  encode_list(part.first_layout, part.layouts, out);
+  encode_list(part.first_communicator, part.communicators, out);
+}
+
+bool decode(ByteReader in, DictionaryPart* out) {
+  decode_list(&in, &out->first_site, &out->sites);
+  decode_list(&in, &out->first_layout, &out->layouts);
+  decode_list(&in, &out->first_communicator, &out->communicators);
+  return in.ok();
+}
+
+void encode(const StepSums& sums, ByteWriter* out) {
+  out->number(sums.eval_records);
+  out->number(sums.bytes_hashed);
+  out->number(sums.frames);
+  size_t phases = 0;
+  for (uint64_t count : sums.records) phases += count != 0;
+  out->number(phases);
+  for (int phase = 0; phase < kPhaseCount; ++phase) {
+    if (sums.records[phase] == 0) continue;
+    out->u8(static_cast<uint8_t>(phase));
+    out->digest(sums.phase[phase]);
+    out->number(sums.records[phase]);
+  }
+}
+
+bool decode(ByteReader in, StepSums* out) {
+  out->eval_records = in.number();
+  out->bytes_hashed = in.number();
+  out->frames = in.number();
+  const size_t phases = in.count();
+  for (size_t i = 0; i < phases && in.ok(); ++i) {
+    const auto phase = static_cast<size_t>(checked_enum<Phase>(&in, kPhaseCount));
+    if (!in.ok()) return false;
+    out->phase[phase] = in.digest();
+    out->records[phase] = in.number();
+  }
+  return in.ok();
+}
+
+void encode(const Gap& gap, ByteWriter* out) {
+  out->signed_number(gap.first_step);
+  out->signed_number(gap.last_step);
+  out->number(gap.records_lost);
+  out->text(gap.reason);
+}
+
+bool decode(ByteReader in, Gap* out) {
+  out->first_step = in.signed_number();
+  out->last_step = in.signed_number();
+  out->records_lost = in.number();
+  out->reason = in.text();
+  return in.ok();
+}
+
+void encode(const CoverageLimit& limit, ByteWriter* out) {
+  out->text(limit.what);
+  out->text(limit.detail);
+}
+
+bool decode(ByteReader in, CoverageLimit* out) {
+  out->what = in.text();
+  out->detail = in.text();
+  return in.ok();
+}
+
+void encode(const IndexPart& part, ByteWriter* out) {
+  encode_offsets(part.meta_frames, out);
+  out->number(part.steps.size());
+  for (const IndexedStep& step : part.steps) {
+    out->signed_number(step.summary.step);
+    out->digest(step.summary.digest);
+    out->number(step.summary.records);
+    out->number(step.summary.eval_records);
+    out->number(step.summary.bytes_hashed);
+    out->u8(step.summary.complete);
+    out->number(step.ordinal);
+    out->number(step.step_frame);
+    encode_offsets(step.record_frames, out);
+  }
+}
+
+bool decode(ByteReader in, IndexPart* out) {
+  decode_offsets(&in, &out->meta_frames);
+  const size_t steps = in.count();
+  if (steps > kStepsPerIndex) return false;
+  for (size_t i = 0; i < steps && in.ok(); ++i) {
+    IndexedStep& step = out->steps.emplace_back();
+    step.summary.step = in.signed_number();
+    step.summary.digest = in.digest();
+    step.summary.records = in.number();
+    step.summary.eval_records = in.number();
+    step.summary.bytes_hashed = in.number();
+    step.summary.complete = in.u8() != 0;
+    step.ordinal = static_cast<uint32_t>(in.number());
+    step.step_frame = in.number();
+    decode_offsets(&in, &step.record_frames);
+  }
+  return in.ok();
+}
+
+void encode(const EndPart& part, uint64_t end_offset, ByteWriter* out) {
+  out->number(part.frames);
+  encode_offsets(part.index_frames, out);
+  out->u64(end_offset);
+  out->raw(kEndMagic, sizeof(kEndMagic));
+}
+
+bool decode(ByteReader in, EndPart* out) {
+  out->frames = in.number();
+  decode_offsets(&in, &out->index_frames);
+  return in.ok() && in.left() >= kEndTrailerBytes;
+}
+
+}  // namespace forkpoint

@@ -1,0 +1,254 @@
+#include "lib/hash_stream_load.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "lib/error.h"
+
+namespace forkpoint {
+namespace {
+
+constexpr size_t kIndexWindowBytes = 16384;
+
+void check_prefix(const InputFile& file) {
+  const std::string& path = file.path();
+  uint8_t prefix[kPrefixBytes] = {};
+  const size_t there = file.read_at(0, prefix, sizeof(prefix));
+  if (there == 0) {
+    throw Error(fmt::format("{}: the file is empty; expected a hash stream.", path),
+                "The recording process ended before it wrote anything; record again.");
+  }
+  if (std::memcmp(prefix, kStreamMagic, std::min(there, sizeof(kStreamMagic))) != 0) {
+    throw Error(fmt::format("{}: not a hash stream: it begins with bytes {:02x} {:02x} {:02x} {:02x}.", path, prefix[0],
+                            prefix[1], prefix[2], prefix[3]),
+                "Expected a file that forkpoint record has written.");
+  }
+  if (there < sizeof(prefix)) {
+    throw Error(fmt::format("{}: the file ends at byte {}, within the first {}.", path, there, kPrefixBytes),
+                "The recording process ended before it wrote anything; record again.");
+  }
+  ByteReader in(std::span<const uint8_t>(prefix).subspan(sizeof(kStreamMagic)));
+  const uint32_t version = in.u32();
+  const uint32_t extensions = in.u32();
+  if (version != kFormatVersion || extensions != 0) {
+    throw Error(fmt::format("{}: hash stream format {}{}; this forkpoint reads format {}.", path, version,
+                            extensions == 0 ? "" : fmt::format(" with extensions {:#x}", extensions), kFormatVersion),
+                "Read it with the forkpoint that recorded it, or a later one.");
+  }
+}
+
+void read_header(const InputFile& file, StreamContents* contents) {
+  FrameSource source(file, file.size_bytes(), kIndexWindowBytes);
+  std::string fault;
+  const auto frame = source.frame_at(kPrefixBytes, &fault);
+  const auto payload = frame ? source.payload(*frame, &fault) : std::nullopt;
+  if (payload && (frame->header.type != FrameType::header || !decode(ByteReader(*payload), &contents->header))) {
+    fault = fmt::format("found a {} frame that says nothing of rank and host", name(frame->header.type));
+  }
+  if (!fault.empty()) {
+    throw Error(fmt::format("{}: the stream has no readable header at byte {}: {}.", file.path(), kPrefixBytes, fault),
+                "Nothing can be read from this file; record again, or restore it from a copy.");
+  }
+}
+
+// Whether items that begin with id `first` may follow `size` known ones. More ids than bytes cannot have been lost.
+bool may_follow(uint32_t first, size_t size, bool may_skip, uint64_t stream_bytes) {
+  return first == size || (may_skip && first > size && first - size <= stream_bytes);
+}
+
+// Ids in between were lost.
+template <typename Item>
+void add_items(uint32_t first, std::vector<Item>* items, std::vector<Item>* all, std::vector<uint32_t>* lost) {
+  for (; all->size() < first; all->emplace_back()) {
+    if (lost != nullptr) lost->push_back(static_cast<uint32_t>(all->size()));
+  }
+  std::move(items->begin(), items->end(), std::back_inserter(*all));
+}
+
+// All of it or nothing.
+bool add_dictionary(std::span<const uint8_t> payload, bool may_skip, StreamContents* contents) {
+  DictionaryPart part;
+  if (!decode(ByteReader(payload), &part)) return false;
+  if (!may_follow(part.first_site, contents->sites.size(), may_skip, contents->end) ||
+      !may_follow(part.first_layout, contents->layouts.size(), may_skip, contents->end) ||
+      !may_follow(part.first_communicator, contents->communicators.size(), may_skip, contents->end)) {
+    return false;
+  }
+  add_items(part.first_site, &part.sites, &contents->sites, &contents->lost_sites);
+  add_items(part.first_layout, &part.layouts, &contents->layouts, &contents->lost_layouts);
+  add_items<Communicator>(part.first_communicator, &part.communicators, &contents->communicators, nullptr);
+  for (size_t i = contents->site_keys.size(); i < contents->sites.size(); ++i) {
+    contents->site_keys.push_back(site_key(contents->sites[i]));
+  }
+  for (size_t i = contents->layout_keys.size(); i < contents->layouts.size(); ++i) {
+    contents->layout_keys.push_back(layout_key(contents->layouts[i]));
+  }
+  return true;
+}
+
+bool add_index(std::span<const uint8_t> payload, StreamContents* contents, std::vector<uint64_t>* meta_frames) {
+  IndexPart part;
+  if (!decode(ByteReader(payload), &part)) return false;
+  meta_frames->insert(meta_frames->end(), part.meta_frames.begin(), part.meta_frames.end());
+  for (const IndexedStep& step : part.steps) {
+    contents->steps.push_back(step.summary);
+    contents->places.push_back(
+        {step.ordinal, step.step_frame, contents->record_frames.size(), step.record_frames.size()});
+    contents->record_frames.insert(contents->record_frames.end(), step.record_frames.begin(), step.record_frames.end());
+  }
+  return true;
+}
+
+}  // namespace
+
+bool add_meta(const Frame& frame, std::span<const uint8_t> payload, bool may_skip_ids, StreamContents* contents,
+              std::string* fault) {
+  bool good = false;
+  if (frame.header.type == FrameType::dictionary) {
+    good = add_dictionary(payload, may_skip_ids, contents);
+  } else if (frame.header.type == FrameType::gap) {
+    good = decode(ByteReader(payload), &contents->gaps.emplace_back());
+    if (!good) contents->gaps.pop_back();
+  } else if (frame.header.type == FrameType::coverage_limit) {
+    good = decode(ByteReader(payload), &contents->limits.emplace_back());
+    if (!good) contents->limits.pop_back();
+  }
+  if (!good) *fault = fmt::format("a {} frame does not hold what it should", name(frame.header.type));
+  return good;
+}
+
+bool load_by_index(const InputFile& file, StreamContents* contents) {
+  const uint64_t size = file.size_bytes();
+  uint8_t trailer[kEndTrailerBytes];
+  if (size < kPrefixBytes + kFrameHeaderBytes + sizeof(trailer) ||
+      file.read_at(size - sizeof(trailer), trailer, sizeof(trailer)) != sizeof(trailer) ||
+      std::memcmp(trailer + 8, kEndMagic, sizeof(kEndMagic)) != 0) {
+    return false;
+  }
+  FrameSource source(file, size, kIndexWindowBytes);
+  std::string fault;
+  const auto part_at = [&](uint64_t offset, FrameType type) -> std::optional<std::span<const uint8_t>> {
+    const auto frame = source.frame_at(offset, &fault);
+    if (!frame || frame->header.type != type) return std::nullopt;
+    return source.payload(*frame, &fault);
+  };
+  const uint64_t end_offset = ByteReader(trailer).u64();
+  EndPart end;
+  const auto end_payload = part_at(end_offset, FrameType::end);
+  if (!end_payload || !decode(ByteReader(*end_payload), &end)) return false;
+  const auto end_frame = source.frame_at(end_offset, &fault);
+  if (!end_frame || end_frame->end() != size || end_frame->header.sequence + 1 != end.frames) return false;
+  std::vector<uint64_t> meta_frames;
+  for (uint64_t offset : end.index_frames) {
+    const auto payload = part_at(offset, FrameType::index);
+    if (!payload || !add_index(*payload, contents, &meta_frames)) return false;
+  }
+  for (uint64_t offset : meta_frames) {
+    const auto frame = source.frame_at(offset, &fault);
+    const auto payload = frame ? source.payload(*frame, &fault) : std::nullopt;
+    if (!payload || !add_meta(*frame, *payload, false, contents, &fault)) return false;
+  }
+  contents->state = StreamState::whole;
+  return true;
+}
+
+std::unique_ptr<StreamContents> load_stream(const InputFile& file) {
+  check_prefix(file);
+  auto contents = std::make_unique<StreamContents>();
+  read_header(file, contents.get());
+  contents->end = file.size_bytes();
+  if (load_by_index(file, contents.get())) return contents;
+  auto scanned = std::make_unique<StreamContents>();
+  scanned->header = contents->header;
+  scanned->end = file.size_bytes();
+  load_by_scan(file, scanned.get());
+  return scanned;
+}
+
+std::string StepReader::read(const StepPlace& place, int64_t step, StepColumns* columns) {
+  resize(columns, 0);
+  for (size_t i = 0; i < place.frame_count; ++i) {
+    const size_t frame = place.first_frame + i;
+    const bool is_last = i + 1 == place.frame_count;
+    const uint64_t next = is_last ? place.step_frame : contents_.record_frames[frame + 1];
+    std::string fault = append_frame(contents_.record_frames[frame], next, place, step, columns);
+    if (!fault.empty()) return fault;
+  }
+  return {};
+}
+
+std::string StepReader::append_frame(uint64_t offset, uint64_t expected_end, const StepPlace& place, int64_t step,
+                                     StepColumns* columns) {
+  const auto at = [&](std::string_view what) { return fmt::format("byte {}: {}", offset, what); };
+  // The next frame of the step mostly follows at once: then one read gets header and payload.
+  size_t wanted = kFrameHeaderBytes;
+  if (expected_end > offset + wanted) wanted = std::min<uint64_t>(expected_end - offset, kMaxPayloadBytes);
+  wanted = std::min<uint64_t>(wanted, contents_.end - std::min(offset, contents_.end));
+  if (buffer_.size() < wanted) buffer_.resize(wanted);
+  size_t there = file_.read_at(offset, buffer_.data(), wanted);
+  if (there < kFrameHeaderBytes) return at("expected a records frame, found the end of the file");
+  const auto header = decode_frame_header(buffer_.data());
+  if (!header || header->type != FrameType::records) return at("expected a records frame, found something else");
+  if (header->step != step || header->step_ordinal != place.ordinal) {
+    return at(fmt::format("expected a records frame of step {}, found one of step {}", step, header->step));
+  }
+  const uint64_t size = header->stored_bytes;
+  if (size > kMaxPayloadBytes || header->records > size / sizeof(Digest))
+    return at("a records frame with an impossible length");
+  if (there < kFrameHeaderBytes + size) {
+    if (offset + kFrameHeaderBytes + size > contents_.end)
+      return at("a records frame that reaches past the end of the file");
+    buffer_.resize(std::max<size_t>(buffer_.size(), kFrameHeaderBytes + size));
+    there += file_.read_at(offset + there, buffer_.data() + there, kFrameHeaderBytes + size - there);
+    if (there < kFrameHeaderBytes + size)
+      return at("a records frame could not be read to its end: the file was cut or failed");
+  }
+  const std::span<const uint8_t> payload(buffer_.data() + kFrameHeaderBytes, size);
+  if (digest_only(payload.data(), payload.size()) != header->checksum) {
+    return at(fmt::format("a records frame of {} bytes does not have its checksum", size));
+  }
+  const size_t first = columns->size();
+  resize(columns, first + header->records);
+  std::string fault = "a records frame that cannot be decoded";
+  if (decoder_.decode(payload, first, header->records, columns)) fault = check_ids(*columns, first);
+  if (fault.empty()) return {};
+  resize(columns, first);
+  return at(fault);
+}
+
+std::string StepReader::check_ids(const StepColumns& columns, size_t first) const {
+  uint32_t site = 0, layout = 0;
+  for (size_t i = first; i < columns.size(); ++i) {
+    site = std::max(site, columns.site[i]);
+    layout = std::max(layout, columns.layout[i]);
+  }
+  if (first < columns.size() && (site >= contents_.sites.size() || layout >= contents_.layouts.size())) {
+    return fmt::format("a records frame names site {} of {} and layout {} of {}", site, contents_.sites.size(), layout,
+                       contents_.layouts.size());
+  }
+  const auto& lost_sites = contents_.lost_sites;
+  const auto& lost_layouts = contents_.lost_layouts;
+  if (lost_sites.empty() && lost_layouts.empty()) return {};
+  for (size_t i = first; i < columns.size(); ++i) {
+    if (std::binary_search(lost_sites.begin(), lost_sites.end(), columns.site[i]) ||
+        std::binary_search(lost_layouts.begin(), lost_layouts.end(), columns.layout[i])) {
+      return "a records frame whose names were lost with a damaged dictionary frame";
+    }
+  }
+  return {};
+}
+
+void add_to_sums(const StreamContents& contents, const StepColumns& columns, size_t first, StepSums* sums) {
+  for (size_t i = first; i < columns.size(); ++i) {
+    if (columns.flags[i] & kRecordEval) {
+      ++sums->eval_records;
+      continue;
+    }
+    const uint32_t site = columns.site[i];
+    sums->add(contents.sites[site].phase,
+              tree_leaf(contents.site_keys[site], contents.layout_keys[columns.layout[i]], columns.row(i)));
+  }
+}
+
+}  // namespace forkpoint

@@ -1,0 +1,88 @@
+#include "lib/verdict.h"
+
+#include <fmt/format.h>
+
+#include "lib/verdict_text.h"
+
+namespace forkpoint {
+
+std::string_view name(Outcome outcome) {
+  switch (outcome) {
+    case Outcome::identical: return "identical";
+    case Outcome::diverged: return "diverged";
+    case Outcome::incomparable: break;
+  }
+  return "incomparable";
+}
+
+int exit_code(Outcome outcome) {
+  switch (outcome) {
+    case Outcome::identical: return 0;
+    case Outcome::diverged: return 1;
+    case Outcome::incomparable: break;
+  }
+  return 2;
+}
+
+std::string grouped(uint64_t number) {
+  std::string digits = std::to_string(number);
+  for (int at = static_cast<int>(digits.size()) - 3; at > 0; at -= 3) digits.insert(static_cast<size_t>(at), 1, ',');
+  return digits;
+}
+
+std::string counted(uint64_t number, std::string_view noun) {
+  return fmt::format("{} {}{}", grouped(number), noun, number == 1 ? "" : "s");
+}
+
+std::string number_list(const std::vector<int64_t>& sorted_numbers) {
+  std::string text;
+  for (size_t i = 0; i < sorted_numbers.size();) {
+    size_t end = i + 1;
+    while (end < sorted_numbers.size() && sorted_numbers[end] == sorted_numbers[end - 1] + 1) ++end;
+    if (!text.empty()) text += ", ";
+    text += std::to_string(sorted_numbers[i]);
+    if (end - i > 1) text += fmt::format("{}{}", end - i == 2 ? ", " : "-", sorted_numbers[end - 1]);
+    i = end;
+  }
+  return text;
+}
+
+std::string rank_list(const std::vector<int>& sorted_ranks) {
+  return fmt::format("rank{} {}", sorted_ranks.size() == 1 ? "" : "s",
+                     number_list(std::vector<int64_t>(sorted_ranks.begin(), sorted_ranks.end())));
+}
+
+std::string place_text(std::string_view phase, std::string_view layer, std::string_view op, std::string_view tensor) {
+  std::string text(phase);
+  if (!layer.empty()) text += fmt::format("{}{}", text.empty() ? "" : ", ", layer);
+  if (!op.empty()) text += layer.empty() ? fmt::format("{}{}", text.empty() ? "" : ", ", op) : fmt::format(" ({})", op);
+  if (!tensor.empty()) text += fmt::format("{}{}", text.empty() ? "" : ": ", tensor);
+  return text;
+}
+
+std::string place_text(const Site& site) {
+  return place_text(name(site.phase), site.layer, site.op, site.tensor);
+}
+
+std::string place_text(const Divergence& at) {
+  std::string text = fmt::format("step {}, {}", at.step, at.rank < 0 ? "all ranks" : fmt::format("rank {}", at.rank));
+  if (at.micro_step > 0) text += fmt::format(", micro-step {}", at.micro_step);
+  const std::string site =
+      place_text(at.phase ? name(*at.phase) : std::string_view(), at.layer, at.op, at.tensor.empty() ? at.kernel : at.tensor);
+  return site.empty() ? text : text + ", " + site;
+}
+
+std::string headline(const Verdict& verdict) {
+  switch (verdict.outcome) {
+    case Outcome::identical:
+      return fmt::format("identical: {} in {} on {} agree (level {})", counted(verdict.coverage.records_compared, "record"),
+                         counted(verdict.coverage.steps_compared, "step"),
+                         counted(static_cast<uint64_t>(verdict.coverage.ranks_compared), "rank"), verdict.coverage.level);
+    case Outcome::diverged:
+      return "diverged at " + (verdict.first ? place_text(*verdict.first) : std::string("an unknown place"));
+    case Outcome::incomparable: break;
+  }
+  return "incomparable: " + verdict.reason;
+}
+
+}  // namespace forkpoint

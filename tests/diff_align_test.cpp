@@ -1,0 +1,450 @@
+// Runs that do not line up: cut, recording, damaged, resumed, of other lengths, levels, ranks and step bases.
+#include <filesystem>
+#include <fstream>
+
+#include "tests/support/verdict_check.h"
+
+using namespace forkpoint;
+
+namespace {
+
+SmallTraining of_steps(int64_t steps, int64_t first_step = 0) {
+  SmallTraining training;
+  training.steps = steps;
+  training.first_step = first_step;
+  return training;
+}
+
+const Hook kLateFault = fault({2, 1, Phase::forward, "blocks.1.fc", "output", Content::bit_flipped});
+
+}  // namespace
+
+TEST_CASE("a run that ended earlier is incomparable, and says where and how far it agrees") {
+  for (const bool swap : {false, true}) {
+    const Verdict v = swap ? Pair(of_steps(3), of_steps(5)).diff() : Pair(of_steps(5), of_steps(3)).diff();
+    INFO(dump(v));
+    CHECK(v.outcome == Outcome::incomparable);
+    CHECK(exit_code(v.outcome) == 2);
+    CHECK(v.reason == (swap ? "run A ended at step 2, run B goes on to step 4; the 3 common steps are equal"
+                            : "run B ended at step 2, run A goes on to step 4; the 3 common steps are equal"));
+    CHECK(headline(v) == "incomparable: " + v.reason);
+  }
+}
+
+TEST_CASE("a divergence in the common part of a shorter run is still found") {
+  SmallTraining faulty = of_steps(4);
+  faulty.hook = kLateFault;
+  const Verdict v = Pair(of_steps(6), faulty).diff();
+  INFO(dump(v));
+  CHECK(is_at(*v.first, 2, 1, Phase::forward, "blocks.1.fc", "output"));
+  CHECK(holds(v.notes, "run B ended at step 3"));
+}
+
+TEST_CASE("--steps makes runs of other lengths comparable where both have the steps") {
+  DiffOptions options;
+  options.first_step = 0, options.last_step = 2;
+  const Verdict v = Pair(of_steps(5), of_steps(3)).diff(options);
+  INFO(dump(v));
+  CHECK(v.outcome == Outcome::identical);
+  CHECK(v.coverage.steps_compared == 3);
+  options.last_step = 3;
+  CHECK(Pair(of_steps(5), of_steps(3)).diff(options).outcome == Outcome::incomparable);
+  options.first_step = 7, options.last_step = 9;
+  const Verdict none = Pair(of_steps(5), of_steps(3)).diff(options);
+  INFO(dump(none));
+  CHECK(none.outcome == Outcome::incomparable);
+}
+
+TEST_CASE("a run that died or is still recording is never identical") {
+  for (const bool diverges : {false, true}) {
+    Pair pair(of_steps(4), of_steps(4));
+    if (diverges) {
+      SmallTraining faulty = of_steps(4);
+      faulty.hook = kLateFault;
+      pair.b = Pair(faulty, faulty).b;
+    }
+    for (int rank = 0; rank < 4; ++rank) pair.b.rank(rank).die();
+    pair.b.manifest().state = RunState::died;
+    pair.b.manifest().end_reason = "killed by signal 9";
+    const Verdict v = pair.diff();
+    INFO(dump(v));
+    CHECK(v.outcome == (diverges ? Outcome::diverged : Outcome::incomparable));
+    if (diverges) CHECK(is_at(*v.first, 2, 1, Phase::forward, "blocks.1.fc", "output"));
+    else CHECK(v.reason.find("killed by signal 9") != std::string::npos);
+  }
+}
+
+TEST_CASE("one rank that died in the middle makes the run incomparable, not another structure") {
+  SmallTraining longer = of_steps(4), shorter = of_steps(3);
+  Pair pair(longer, longer);
+  RunBuilder cut(4);
+  plant(&cut, shorter);
+  pair.b.rank(2) = cut.rank(2).die();
+  const Verdict v = pair.diff();
+  INFO(dump(v));
+  CHECK(v.outcome == Outcome::incomparable);
+  CHECK_FALSE(v.gaps.empty());
+}
+
+TEST_CASE("a missing rank is incomparable unless the others diverged") {
+  for (const bool diverges : {false, true}) {
+    SmallTraining b;
+    if (diverges) b.hook = kLateFault;
+    Pair pair({}, b);
+    pair.b.leave_out(3);
+    const Verdict v = pair.diff();
+    INFO(dump(v));
+    CHECK(v.outcome == (diverges ? Outcome::diverged : Outcome::incomparable));
+    CHECK((v.reason.find("no hash stream of rank 3") != std::string::npos || holds(v.notes, "no hash stream of rank 3")));
+  }
+  Pair neither({}, {});
+  neither.a.leave_out(1);
+  neither.b.leave_out(1);
+  const Verdict v = neither.diff();
+  INFO(dump(v));
+  CHECK(v.outcome == Outcome::incomparable);
+  DiffOptions options;
+  options.ranks = {0, 2, 3};
+  CHECK(neither.diff(options).outcome == Outcome::incomparable);  // a run with a missing rank is not whole
+}
+
+TEST_CASE("--ranks compares those ranks only, and says so") {
+  SmallTraining faulty;
+  faulty.collectives = true;
+  faulty.hook = fault({3, 1, Phase::optimizer, "blocks.1.fc", "weight"});  // the last step: nobody else is reached
+  DiffOptions options;
+  options.ranks = {0, 2};
+  const Verdict v = Pair({}, faulty).diff(options);
+  INFO(dump(v));
+  CHECK(v.outcome == Outcome::identical);
+  CHECK(holds(v.coverage.limits, "only ranks 0, 2 of 4"));
+  options.ranks = {9};
+  CHECK(Pair({}, faulty).diff(options).outcome == Outcome::incomparable);
+}
+
+TEST_CASE("lost records make equal runs incomparable, and a divergence behind them says that it may lie there") {
+  for (const bool diverges : {false, true}) {
+    SmallTraining b;
+    if (diverges) b.hook = kLateFault;
+    Pair pair({}, b);
+    pair.b.rank(0).gap(1, 1, "ring full for 10000 ms");
+    const Verdict v = pair.diff();
+    INFO(dump(v));
+    CHECK(v.gaps == std::vector<std::string>{"run B, rank 0, step 1: ring full for 10000 ms"});
+    if (diverges) {
+      CHECK(is_at(*v.first, 2, 1, Phase::forward, "blocks.1.fc", "output"));
+      CHECK(v.reason.find("may lie in a gap") != std::string::npos);
+    } else {
+      CHECK(v.outcome == Outcome::incomparable);
+      CHECK(v.reason.find("ring full") != std::string::npos);
+    }
+  }
+  SmallTraining early;
+  early.hook = fault({0, 1, Phase::forward, "blocks.1.fc", "output"});
+  Pair pair({}, early);
+  pair.b.rank(0).gap(3, 3, "ring full");
+  CHECK(pair.diff().reason.find("may lie in a gap") == std::string::npos);  // it came later
+}
+
+TEST_CASE("records lost in a gap are neither another structure nor, by shifted calls, another value") {
+  RunBuilder a, b;
+  for (RunBuilder* run : {&a, &b}) {
+    RankBuilder& rank = run->rank(0);
+    rank.step(0).forward("shared");
+    if (run == &a) rank.output("output", value(1));  // lost in B, so that B's first call is A's second
+    rank.output("output", value(2));
+    rank.forward("head").output("output", value(3));
+  }
+  b.rank(0).gap(0, 0, "ring full");
+  const TemporaryFolder folder;
+  const Verdict v = diff_folders(a.write(folder / "a"), b.write(folder / "b"));
+  INFO(dump(v));
+  CHECK(v.outcome == Outcome::incomparable);
+}
+
+TEST_CASE("a damaged frame is found before identical is said, wherever it lies") {
+  const TemporaryFolder folder;
+  GeneratorOptions options;
+  options.ranks = 2, options.steps = 3, options.records_per_step = 50;
+  generate_run(folder / "a", options);
+  generate_run(folder / "b", options);
+  REQUIRE(diff_folders(folder / "a", folder / "b").outcome == Outcome::identical);
+  const std::string file = folder / ("b/" + stream_file_name(1));
+  const auto size = static_cast<std::streamoff>(std::filesystem::file_size(file));
+  for (std::streamoff at = 0; at < size; at += std::max<std::streamoff>(1, size / 97)) {
+    char byte = 0;
+    {
+      std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+      stream.seekg(at).read(&byte, 1);
+      const char changed = static_cast<char>(byte ^ 0x40);
+      stream.seekp(at).write(&changed, 1);
+    }
+    try {
+      const Verdict v = diff_folders(folder / "a", folder / "b");
+      INFO("byte " << at << "\n" << dump(v));
+      CHECK(v.outcome == Outcome::incomparable);
+    } catch (const std::exception&) {  // refused to open: as good
+    }
+    std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+    stream.seekp(at).write(&byte, 1);
+  }
+  CHECK(diff_folders(folder / "a", folder / "b").outcome == Outcome::identical);
+}
+
+TEST_CASE("a run cut anywhere is never identical and never another training") {
+  const TemporaryFolder folder;
+  GeneratorOptions options;
+  options.ranks = 1, options.steps = 3, options.records_per_step = 40;
+  generate_run(folder / "a", options);
+  const std::string file = folder / ("a/" + stream_file_name(0));
+  const auto size = std::filesystem::file_size(file);
+  for (uintmax_t keep = 1; keep < size; keep += std::max<uintmax_t>(1, size / 60)) {
+    std::filesystem::remove_all(folder / "b");
+    std::filesystem::copy(folder / "a", folder / "b");
+    std::filesystem::resize_file(folder / ("b/" + stream_file_name(0)), keep);
+    try {
+      const Verdict v = diff_folders(folder / "a", folder / "b");
+      INFO("cut at " << keep << "\n" << dump(v));
+      CHECK(v.outcome == Outcome::incomparable);
+    } catch (const std::exception&) {
+    }
+  }
+}
+
+TEST_CASE("a resumed run is compared from its first step on, and with the state that it loaded") {
+  const Verdict v = Pair(of_steps(6), of_steps(6, 3)).diff();
+  INFO(dump(v));
+  CHECK(v.outcome == Outcome::identical);
+  CHECK(holds(v.notes, "run B begins at step 3: compared from there on"));
+  CHECK(v.coverage.steps_compared == 3);
+  const Verdict swapped = Pair(of_steps(6, 3), of_steps(6)).diff();
+  INFO(dump(swapped));
+  CHECK(swapped.outcome == Outcome::identical);
+}
+
+TEST_CASE("a resumed run that carries nothing of its load is incomparable, but for --steps") {
+  SmallTraining resumed = of_steps(6, 3);
+  resumed.prologue = false;
+  const Verdict v = Pair(of_steps(6), resumed).diff();
+  INFO(dump(v));
+  CHECK(v.outcome == Outcome::incomparable);
+  CHECK(v.reason.find("--steps 3:") != std::string::npos);
+  DiffOptions options;
+  options.first_step = 3;
+  CHECK(Pair(of_steps(6), resumed).diff(options).outcome == Outcome::identical);
+}
+
+TEST_CASE("momentum that a resume lost is named at the load") {
+  for (const bool swap : {false, true}) {
+    SmallTraining lost = of_steps(6, 3);
+    lost.hook = fault({kPrologueStep, 1, Phase::load, "blocks.1.fc", "weight.exp_avg", Content::zero});
+    const Verdict v = swap ? Pair(lost, of_steps(6)).diff() : Pair(of_steps(6), lost).diff();
+    INFO(dump(v));
+    CHECK(is_at(*v.first, 3, 1, Phase::load, "blocks.1.fc", "weight.exp_avg"));
+    CHECK(v.first->in_prologue);
+    CHECK(v.also_first.empty());
+    CHECK(v.cause.cls == "state_restore");
+    CHECK(holds(v.cause.evidence, swap ? "digest in run A is that of zeros" : "digest in run B is that of zeros"));
+  }
+}
+
+TEST_CASE("momentum that one of two resumes lost is named at the load") {
+  SmallTraining lost = of_steps(6, 3);
+  lost.hook = fault({kPrologueStep, 1, Phase::load, "blocks.1.fc", "weight.exp_avg", Content::zero});
+  const Verdict v = Pair(of_steps(6, 3), lost).diff();
+  INFO(dump(v));
+  CHECK(is_at(*v.first, 3, 1, Phase::load, "blocks.1.fc", "weight.exp_avg"));
+  CHECK(v.cause.cls == "state_restore");
+}
+
+TEST_CASE("a scalar that differs behind a resume is a state that was not restored") {
+  SmallTraining resumed = of_steps(6, 3);
+  resumed.hook = fault({4, -1, Phase::optimizer, "", "lr"});
+  const Verdict v = Pair(of_steps(6), resumed).diff();
+  INFO(dump(v));
+  CHECK(is_at(*v.first, 4, -1, Phase::optimizer, "", "lr"));
+  CHECK(v.cause.cls == "state_restore");
+}
+
+TEST_CASE("a generator that differs at the first step behind a load was not restored, later it is a generator fault") {
+  SmallTraining resumed = of_steps(6, 3);
+  resumed.hook = fault({3, 2, Phase::state, "", "dropout.rng"});
+  const Verdict at_load = Pair(of_steps(6), resumed).diff();
+  INFO(dump(at_load));
+  CHECK(at_load.cause.cls == "state_restore");
+  CHECK(at_load.cause.class_candidates == std::vector<std::string>{"state_restore", "rng_state"});
+  resumed.hook = fault({4, 2, Phase::state, "", "dropout.rng"});
+  CHECK(Pair(of_steps(6), resumed).diff().cause.cls == "rng_state");
+}
+
+TEST_CASE("initial weights that differ are the initial state") {
+  const Verdict v = diff_with({}, fault({kPrologueStep, -1, Phase::load, "blocks.0.fc", "weight"}));
+  INFO(dump(v));
+  CHECK(is_at(*v.first, 0, -1, Phase::load, "blocks.0.fc", "weight"));
+  CHECK(v.first->in_prologue);
+  CHECK(v.cause.cls == "initial_state");
+}
+
+TEST_CASE("without the initial state, a difference in the first step is not blamed on the step alone") {
+  SmallTraining base;
+  base.prologue = false;
+  const Verdict v = diff_with(base, fault({0, -1, Phase::forward, "blocks.0.fc", "weight"}));
+  INFO(dump(v));
+  CHECK(v.cause.cls == "unknown");
+  CHECK(holds(v.cause.class_candidates, "initial_state"));
+  CHECK(holds(v.cause.evidence, "may have begun before"));
+}
+
+TEST_CASE("a prologue that only one run recorded is not equal") {
+  SmallTraining without;
+  without.prologue = false;
+  const Verdict v = Pair({}, without).diff();
+  INFO(dump(v));
+  CHECK(v.outcome == Outcome::incomparable);
+}
+
+TEST_CASE("runs at two levels are compared at the coarser one, without their trees") {
+  SmallTraining fine, coarse;
+  coarse.level = Level::step;
+  const Verdict equal = Pair(fine, coarse).diff();
+  INFO(dump(equal));
+  CHECK(equal.outcome == Outcome::identical);
+  CHECK(equal.coverage.level == "step");
+  CHECK(holds(equal.coverage.limits, "run A is at level layer, run B at level step"));
+  CHECK(equal.coverage.records_compared == 4 * (6 + 4 * (3 + 3 * (1 + 2 + 2) + 1)));
+  coarse.hook = kLateFault;
+  const Verdict v = Pair(fine, coarse).diff();
+  INFO(dump(v));
+  CHECK(is_at(*v.first, 2, 1, Phase::forward, "", "loss"));
+}
+
+TEST_CASE("every n-th step: the common ones are compared, and the runs are not called identical") {
+  Pair pair(of_steps(4), of_steps(4));
+  pair.b.every(2);
+  const Verdict v = pair.diff();
+  INFO(dump(v));
+  CHECK(v.outcome == Outcome::incomparable);
+  CHECK(v.reason.find("every 1 steps, run B every 2") != std::string::npos);
+}
+
+TEST_CASE("unknown step bases are aligned by content, never by hope") {
+  SUBCASE("equal initial weights make the first steps the same step") {
+    Pair pair(of_steps(4), of_steps(4));
+    pair.a.step_base("unknown");
+    pair.b.step_base("unknown");
+    CHECK(pair.diff().outcome == Outcome::identical);
+  }
+  SUBCASE("a batch that occurs once aligns a run that was attached later") {
+    SmallTraining late = of_steps(4, 2);
+    late.prologue = false;
+    RunBuilder a(4), b(4);
+    plant(&a, of_steps(4));
+    RunBuilder renumbered(4);
+    plant(&b, late);
+    b.step_base("unknown");
+    Pair pair(of_steps(4), late);
+    pair.b.step_base("unknown");
+    DiffOptions options;
+    options.first_step = 2;
+    const Verdict v = pair.diff(options);
+    INFO(dump(v));
+    CHECK(v.outcome == Outcome::identical);
+    CHECK(holds(v.notes, "B's first batch is that of A's step 2"));
+  }
+  SUBCASE("other batches and no initial state cannot be aligned") {
+    SmallTraining base = of_steps(4);
+    base.prologue = false;
+    SmallTraining other = base;
+    other.hook = fault({-1, -1, Phase::data, "", "tokens"});
+    Pair pair(base, other);
+    pair.a.step_base("unknown");
+    pair.b.step_base("unknown");
+    const Verdict v = pair.diff();
+    INFO(dump(v));
+    CHECK(v.outcome == Outcome::incomparable);
+    CHECK(v.reason.find("step base") != std::string::npos);
+    CHECK(v.coverage.records_compared == 0);
+  }
+  SUBCASE("one batch over and over says nothing about the step") {
+    SmallTraining base = of_steps(4);
+    base.prologue = false;
+    base.hook = [](const Moment& at, Content* content) {
+      if (at.phase == Phase::data) content->id = 4711 + static_cast<uint64_t>(at.rank);
+    };
+    Pair pair(base, base);
+    pair.b.step_base("unknown");
+    CHECK(pair.diff().outcome == Outcome::incomparable);
+  }
+}
+
+TEST_CASE("a batch found elsewhere says where, and by which factor") {
+  SmallTraining other = of_steps(6);
+  std::vector<Content> batches(4 * 6);
+  SmallTraining probe = of_steps(6);
+  probe.hook = [&](const Moment& at, Content* content) {
+    if (at.phase == Phase::data) batches[static_cast<size_t>(at.step * 4 + at.rank)] = *content;
+  };
+  Pair(probe, probe);
+  other.hook = [&](const Moment& at, Content* content) {
+    if (at.phase == Phase::data && at.step >= 4) *content = batches[static_cast<size_t>((at.step - 3) * 4 + at.rank)];
+  };
+  const Verdict v = Pair(of_steps(6), other).diff();
+  INFO(dump(v));
+  CHECK(is_at(*v.first, 4, -1, Phase::data, "", "tokens"));
+  CHECK(v.cause.cls == "data_order");
+  CHECK(holds(v.cause.evidence, "is run A's batch of step 1, micro-step 0, rank 0 (3 steps before): step 4 / 4"));
+}
+
+TEST_CASE("another environment is always told, and is the cause only where it explains the difference") {
+  const auto with_environment = [](const Hook& hook) {
+    SmallTraining b;
+    b.hook = hook;
+    Pair pair({}, b);
+    pair.a.manifest().environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8";
+    pair.b.manifest().environment["CUBLAS_WORKSPACE_CONFIG"] = ":0:0";
+    pair.b.manifest().versions["nccl"] = "2.28.9";
+    return pair.diff();
+  };
+  const Verdict equal = with_environment({});
+  CHECK(equal.outcome == Outcome::identical);
+  CHECK(holds(equal.notes, "environment: CUBLAS_WORKSPACE_CONFIG: :4096:8 in run A, :0:0 in run B"));
+  CHECK(holds(equal.notes, "version of nccl: (not set) in run A, 2.28.9 in run B"));
+  const Verdict explains = with_environment(fault({0, -1, Phase::forward, "blocks.0.fc", "output"}));
+  INFO(dump(explains));
+  CHECK(explains.cause.cls == "environment");
+  const Verdict later = with_environment(fault({2, 1, Phase::forward, "blocks.0.fc", "output"}));
+  INFO(dump(later));
+  CHECK(later.cause.cls == "nondeterministic_op");
+  CHECK(later.cause.class_candidates.at(0) == "algorithm_choice");
+}
+
+TEST_CASE("masked names on one side cannot be matched, and that is what is said") {
+  Pair pair({}, {});
+  pair.b.manifest().names_masked = true;
+  const Verdict v = pair.diff();
+  INFO(dump(v));
+  CHECK(v.outcome == Outcome::incomparable);
+  CHECK(v.reason.find("masked") != std::string::npos);
+}
+
+TEST_CASE("empty runs are incomparable") {
+  Pair nothing(of_steps(0), of_steps(0));
+  const Verdict v = nothing.diff();
+  INFO(dump(v));
+  CHECK(v.outcome == Outcome::incomparable);
+  Pair half(of_steps(3), of_steps(0));
+  CHECK(half.diff().outcome == Outcome::incomparable);
+}
+
+TEST_CASE("a coverage limit is printed with the verdict, and whose it is") {
+  Pair pair({}, {});
+  for (int rank = 0; rank < 4; ++rank) {
+    pair.a.rank(rank).limit("graph captured before attach");
+    pair.b.rank(rank).limit("graph captured before attach");
+  }
+  pair.b.rank(1).limit("library X not followed");
+  const Verdict v = pair.diff();
+  CHECK(v.outcome == Outcome::identical);
+  CHECK(holds(v.coverage.limits, "graph captured before attach"));
+  CHECK(holds(v.coverage.limits, "library X not followed (declared in run B only)"));
+}
