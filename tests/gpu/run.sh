@@ -54,7 +54,7 @@ run_stage_bench() {
   run_bench device_digest_bench "$build/bench/device_digest_bench"
   run_bench hash_tensor_bench python3 tests/gpu/hash_tensor_bench.py "$build"
 }
-run_stage_overhead() { run_bench recording_overhead tests/gpu/overhead.sh "$build"; }
+run_stage_overhead() { run_bench recording_overhead python3 tests/gpu/overhead.py "$build"; }
 
 for stage in $stages; do
   echo "== $stage"

@@ -1,0 +1,309 @@
+// The device digest against a kernel that only reads, at the same size in the same run. Every figure is a median over
+// replays of a captured graph of launches, so that the host's launch cost is not in it; the reader is the best of several.
+// Usage: device_digest_bench [FILTER]   (only figures whose name contains FILTER)
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "kernels/device_digest.h"
+#include "lib/digest_mix.h"
+
+namespace {
+
+using namespace forkpoint;
+
+void check(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "device_digest_bench: %s: %s\n", what, cudaGetErrorString(error));
+  std::exit(2);
+}
+#define OK(call) check(call, #call)
+
+template <int kLoads>
+__global__ void __launch_bounds__(256) read_kernel(const uint4* data, size_t blocks, uint32_t* out) {
+  uint32_t mixed = 0;
+  const size_t step = size_t{gridDim.x} * blockDim.x;
+  size_t i = size_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  for (; i + (kLoads - 1) * step < blocks; i += kLoads * step) {
+    uint4 value[kLoads];
+#pragma unroll
+    for (int k = 0; k < kLoads; ++k) value[k] = __ldcs(data + i + k * step);
+#pragma unroll
+    for (int k = 0; k < kLoads; ++k) mixed ^= value[k].x ^ value[k].y ^ value[k].z ^ value[k].w;
+  }
+  for (; i < blocks; i += step) {
+    const uint4 value = __ldcs(data + i);
+    mixed ^= value.x ^ value.y ^ value.z ^ value.w;
+  }
+  if (mixed == 0x12345678u) *out = mixed;
+}
+
+__global__ void fill_kernel(uint64_t* data, size_t words, uint64_t mask) {
+  const size_t step = size_t{gridDim.x} * blockDim.x;
+  for (size_t i = size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < words; i += step) data[i] = mix64(i) & mask;
+}
+
+// Clears an exponent bit of every element: realistic data has no non-finite one.
+uint64_t finite_mask(DType dtype) {
+  switch (magnitude_rule(dtype).nonfinite_from == ~uint64_t{0} ? 0 : magnitude_rule(dtype).bytes) {
+    case 1: return 0xBFBFBFBFBFBFBFBF;
+    case 2: return 0xBFFFBFFFBFFFBFFF;
+    case 4: return 0xBFFFFFFFBFFFFFFF;
+    case 8: return 0xBFFFFFFFFFFFFFFF;
+    default: return ~uint64_t{0};
+  }
+}
+
+using Launch = std::function<void(int index, cudaStream_t)>;  // index: which repetition, to rotate buffers
+
+class Timer {
+ public:
+  Timer() {
+    OK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    OK(cudaEventCreate(&begin_));
+    OK(cudaEventCreate(&end_));
+  }
+  // Microseconds a launch, medians, of launches measured in turn.
+  std::vector<double> medians(const std::vector<Launch>& launches, int repetitions, int samples = 15) {
+    std::vector<cudaGraphExec_t> graphs;
+    for (const Launch& launch : launches) graphs.push_back(capture(launch, repetitions));
+    std::vector<std::vector<double>> times(launches.size());
+    for (int sample = -2; sample < samples; ++sample) {
+      for (size_t i = 0; i < graphs.size(); ++i) {
+        OK(cudaEventRecord(begin_, stream_));
+        OK(cudaGraphLaunch(graphs[i], stream_));
+        OK(cudaEventRecord(end_, stream_));
+        OK(cudaEventSynchronize(end_));
+        float ms = 0;
+        OK(cudaEventElapsedTime(&ms, begin_, end_));
+        if (sample >= 0) times[i].push_back(1000.0 * ms / repetitions);
+      }
+    }
+    std::vector<double> result;
+    for (auto& all : times) {
+      std::nth_element(all.begin(), all.begin() + all.size() / 2, all.end());
+      result.push_back(all[all.size() / 2]);
+    }
+    for (cudaGraphExec_t graph : graphs) OK(cudaGraphExecDestroy(graph));
+    return result;
+  }
+
+ private:
+  cudaGraphExec_t capture(const Launch& launch, int repetitions) {
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    OK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal));
+    for (int i = 0; i < repetitions; ++i) launch(i, stream_);
+    OK(cudaStreamEndCapture(stream_, &graph));
+    OK(cudaGraphInstantiate(&executable, graph, 0));
+    OK(cudaGraphDestroy(graph));
+    OK(cudaGraphLaunch(executable, stream_));
+    OK(cudaStreamSynchronize(stream_));
+    return executable;
+  }
+  cudaStream_t stream_;
+  cudaEvent_t begin_, end_;
+};
+
+class Bench {
+ public:
+  Bench(std::string filter, size_t bytes) : filter_(std::move(filter)), bytes_(bytes) {
+    cudaDeviceProp properties;
+    OK(cudaGetDeviceProperties(&properties, 0));
+    multiprocessors_ = properties.multiProcessorCount;
+    std::printf("%s, %d multiprocessors\n", properties.name, multiprocessors_);
+    OK(cudaMalloc(reinterpret_cast<void**>(&data_), bytes_));
+    OK(cudaMalloc(reinterpret_cast<void**>(&scratch_), kTargets * sizeof(DigestScratch)));
+    OK(cudaMemset(scratch_, 0, kTargets * sizeof(DigestScratch)));
+    OK(cudaMalloc(reinterpret_cast<void**>(&out_), 4));
+    OK(cudaHostAlloc(reinterpret_cast<void**>(&slots_), kTargets * sizeof(DigestSlot), cudaHostAllocMapped));
+    std::memset(slots_, 0, kTargets * sizeof(DigestSlot));
+  }
+  void fill(DType dtype) {
+    fill_kernel<<<1024, 256>>>(reinterpret_cast<uint64_t*>(data_), bytes_ / 8, finite_mask(dtype));
+    OK(cudaDeviceSynchronize());
+  }
+  bool wanted(const std::string& name) const { return name.find(filter_) != std::string::npos; }
+  DigestTarget target(size_t i = 0) const {
+    DigestTarget target;
+    target.slot = slots_ + i;
+    target.scratch = scratch_ + i;
+    target.ticket = 1;
+    return target;
+  }
+  Launch digest(DType dtype, size_t size, size_t stride = 0, size_t rotate = 1) {
+    return [=, this](int i, cudaStream_t stream) {
+      DigestLaunch launch =
+          plan_digest_bytes(data_ + i % rotate * stride, size, dtype, 0, target(), multiprocessors_);
+      OK(launch_digest(launch, stream));
+    };
+  }
+  std::vector<Launch> readers(size_t size, size_t stride = 0, size_t rotate = 1) {
+    std::vector<Launch> all;
+    for (unsigned blocks : {2, 4, 8}) {
+      const auto add = [&](auto kernel) {
+        all.push_back([=, this](int i, cudaStream_t stream) {
+          kernel<<<blocks * multiprocessors_, 256, 0, stream>>>(
+              reinterpret_cast<const uint4*>(data_ + i % rotate * stride), size / 16, out_);
+        });
+      };
+      add(read_kernel<1>);
+      add(read_kernel<2>);
+      add(read_kernel<4>);
+      add(read_kernel<8>);
+    }
+    return all;
+  }
+  // Times `launch` against the best reader of size bytes.
+  void ratio(const std::string& name, const char* what, Launch launch, size_t size, double goal, size_t stride = 0,
+             size_t rotate = 1) {
+    if (!wanted(name)) return;
+    const int repetitions = std::clamp<int>(static_cast<int>((size_t{1} << 33) / size), 4, 64);
+    std::vector<Launch> all = readers(size, stride, rotate);
+    all.push_back(std::move(launch));
+    std::vector<double> times = timer_.medians(all, repetitions);
+    const double digest_us = times.back();
+    times.pop_back();
+    const double read_us = *std::min_element(times.begin(), times.end());
+    const double value = read_us / digest_us;
+    std::printf("rate %s: %s %.0f GB/s (%.2f us), read %.0f GB/s (%.2f us)\n", name.c_str(), what,
+                size / digest_us / 1000, digest_us, size / read_us / 1000, read_us);
+    report(name, value, goal, value >= goal);
+  }
+  void micros(const std::string& name, Launch launch, double goal) {
+    if (!wanted(name)) return;
+    const double value = timer_.medians({std::move(launch)}, 64)[0];
+    report(name, value, goal, value <= goal);
+  }
+  void report(const std::string& name, double value, double goal, bool ok) {
+    if (goal == 0) {
+      std::printf("info %s %.3f\n", name.c_str(), value);
+    } else {
+      std::printf("bench %s %.3f %.2f %s\n", name.c_str(), value, goal, ok ? "ok" : "miss");
+    }
+    std::fflush(stdout);
+  }
+
+  unsigned char* data() const { return data_; }
+  int multiprocessors() const { return multiprocessors_; }
+  static constexpr size_t kTargets = 1024;
+
+ private:
+  std::string filter_;
+  size_t bytes_;
+  int multiprocessors_ = 0;
+  unsigned char* data_ = nullptr;
+  DigestScratch* scratch_ = nullptr;
+  DigestSlot* slots_ = nullptr;
+  uint32_t* out_ = nullptr;
+  Timer timer_;
+};
+
+constexpr size_t kMiB = size_t{1} << 20;
+
+void bench_sizes(Bench& bench, DType dtype, const std::string& type) {
+  bench.ratio("digest_gpu_" + type + "_4GiB", "digest", bench.digest(dtype, 4096 * kMiB), 4096 * kMiB, 0.95);
+  bench.ratio("digest_gpu_" + type + "_64MiB", "digest", bench.digest(dtype, 64 * kMiB), 64 * kMiB, 0);
+  // Rotating over 2 GiB, so that nothing of it is in L2; and, for comparison, from L2.
+  bench.ratio("digest_gpu_" + type + "_32MiB", "digest", bench.digest(dtype, 32 * kMiB, 32 * kMiB, 64), 32 * kMiB, 0.85,
+              32 * kMiB, 64);
+  bench.ratio("digest_gpu_" + type + "_32MiB_from_L2", "digest", bench.digest(dtype, 32 * kMiB), 32 * kMiB, 0);
+  bench.ratio("digest_gpu_" + type + "_8MiB", "digest", bench.digest(dtype, 8 * kMiB), 8 * kMiB, 0);
+  for (size_t kib : {4, 64, 256, 1024}) {
+    bench.micros("digest_gpu_" + type + "_" + std::to_string(kib) + "KiB_us", bench.digest(dtype, kib << 10), 5);
+  }
+}
+
+void bench_batch(Bench& bench) {
+  constexpr size_t kTensors = 1000, kSize = 64 << 10;
+  std::vector<DigestLaunch> singles;
+  for (size_t i = 0; i < kTensors; ++i) {
+    singles.push_back(plan_digest_bytes(bench.data() + i * kSize, kSize, DType::bf16, 0, bench.target(i),
+                                        bench.multiprocessors()));
+  }
+  std::vector<DigestFlat> pieces(2 * kTensors);
+  DigestFlat* device_pieces = nullptr;
+  OK(cudaMalloc(reinterpret_cast<void**>(&device_pieces), pieces.size() * sizeof(DigestFlat)));
+  DigestLaunch launch;
+  plan_digest_batch(singles.data(), kTensors, device_pieces, pieces.data(), pieces.size(), bench.multiprocessors(),
+                    &launch);
+  OK(cudaMemcpy(device_pieces, pieces.data(), pieces.size() * sizeof(DigestFlat), cudaMemcpyHostToDevice));
+  bench.ratio("digest_gpu_1000x64KiB", "digest",
+              [&](int, cudaStream_t stream) { OK(launch_digest(launch, stream)); }, kTensors * kSize, 0.8);
+  OK(cudaFree(device_pieces));
+}
+
+Launch view_launch(Bench& bench, const TensorView& view, size_t offset = 0) {
+  return [&bench, view, offset](int, cudaStream_t stream) {
+    DigestLaunch launch = plan_digest(bench.data() + offset, view, bench.target(), bench.multiprocessors());
+    OK(launch_digest(launch, stream));
+  };
+}
+
+void bench_views(Bench& bench) {
+  constexpr size_t kBytes = 256 * kMiB;
+  for (int64_t row : {64, 128, 256, 320, 512, 1024, 4096}) {
+    // Rows of a matrix twice as wide, and of one whose rows begin at odd addresses.
+    const int64_t shape[] = {static_cast<int64_t>(kBytes) / row, row / 2}, strides[] = {row, 1}, odd[] = {row + 1, 1};
+    const double goal = row >= 256 ? 0.6 : 0;
+    const size_t size = static_cast<size_t>(shape[0] * row);
+    bench.ratio("digest_gpu_rows_" + std::to_string(row), "digest", view_launch(bench, whole_view(DType::bf16, shape, strides)),
+                size, goal);
+    if (row >= 256) {
+      bench.ratio("digest_gpu_rows_" + std::to_string(row) + "_odd", "digest",
+                  view_launch(bench, whole_view(DType::bf16, shape, odd)), size, 0.6);
+    }
+  }
+  for (int64_t row : {256, 1024, 8192}) {
+    // A contiguous shard of columns: its rows lie apart in the logical tensor.
+    const int64_t shape[] = {static_cast<int64_t>(kBytes) / row, row / 2}, global[] = {shape[0], 4 * shape[1]},
+                  offset[] = {0, shape[1]};
+    bench.ratio("digest_gpu_shard_rows_" + std::to_string(row), "digest",
+                view_launch(bench, shard_view(DType::bf16, shape, {}, global, offset)), kBytes, 0.6);
+  }
+  const int64_t flat[] = {static_cast<int64_t>(kBytes) / 4};
+  bench.ratio("digest_gpu_misaligned_by_4", "digest", view_launch(bench, whole_view(DType::f32, flat), 4), kBytes, 0);
+  const int64_t flat16[] = {static_cast<int64_t>(kBytes) / 2};
+  bench.ratio("digest_gpu_misaligned_by_2", "digest", view_launch(bench, whole_view(DType::bf16, flat16), 2), kBytes, 0);
+  const int64_t square[] = {8192, 8192}, transposed[] = {1, 8192};
+  bench.ratio("digest_gpu_transposed_f32", "digest", view_launch(bench, whole_view(DType::f32, square, transposed)), kBytes,
+              0);
+  const int64_t square16[] = {8192, 16384}, transposed16[] = {1, 8192};
+  bench.ratio("digest_gpu_transposed_bf16", "digest", view_launch(bench, whole_view(DType::bf16, square16, transposed16)),
+              kBytes, 0);
+  const int64_t heads[] = {16, 32, 2048, 128}, permuted[] = {2048 * 4096, 128, 4096, 1};
+  bench.ratio("digest_gpu_heads_bf16", "digest", view_launch(bench, whole_view(DType::bf16, heads, permuted)), kBytes, 0);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    std::printf("skipped: needs a CUDA device\n");
+    return 77;
+  }
+  Bench bench(argc > 1 ? argv[1] : "", 4096 * kMiB + 4096);
+  for (int i = 0; i < kDTypeCount; ++i) {
+    const auto dtype = static_cast<DType>(i);
+    const std::string type(name(dtype));
+    bench.fill(dtype);
+    bench.ratio("digest_gpu_" + type + "_256MiB", "digest", bench.digest(dtype, 256 * kMiB), 256 * kMiB, 0.95);
+  }
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f8e4m3}) {
+    bench.fill(dtype);
+    bench_sizes(bench, dtype, std::string(name(dtype)));
+  }
+  bench.fill(DType::bf16);
+  bench_batch(bench);
+  bench_views(bench);
+  bench.fill(DType::raw);
+  bench.ratio("digest_gpu_bf16_full_of_nan_256MiB", "digest", bench.digest(DType::bf16, 256 * kMiB), 256 * kMiB, 0);
+  return 0;
+}
