@@ -85,6 +85,8 @@ typedef struct forkpoint_api {
 
 typedef const forkpoint_api* (*forkpoint_get_api_function)(uint32_t version);
 
+#ifndef FORKPOINT_PROBE_ITSELF /* the probe wants the types only */
+
 /* One table a translation unit that never changes once it is set; resolved when the program is loaded. */
 static forkpoint_api forkpoint_absent_; /* all zero, never written */
 static const forkpoint_api* forkpoint_table_ = &forkpoint_absent_;
@@ -150,9 +152,13 @@ static inline void forkpoint_fact(const char* name, const char* value) {
   if (forkpoint_active()) forkpoint_table_->fact(name, value);
 }
 
+#endif /* FORKPOINT_PROBE_ITSELF */
+
 #ifdef __cplusplus
 }  /* extern "C" */
+#endif
 
+#if defined(__cplusplus) && !defined(FORKPOINT_PROBE_ITSELF)
 #include <initializer_list>
 
 namespace forkpoint {

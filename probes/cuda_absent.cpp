@@ -1,0 +1,14 @@
+// The probe built without CUDA: every CUDA tensor becomes a Gap.
+#include "probes/cuda_digest.h"
+
+namespace forkpoint {
+
+DeviceOutcome enqueue_device_digest(const Token&, const DeviceTensor&, uint32_t) {
+  return {DeviceOutcome::Kind::lost, nullptr, Loss::cuda_not_built, 0};
+}
+DevicePoll poll_device_slot(const DeviceSlot&, DigestResult*) { return DevicePoll::gone; }
+void release_device_slot(DeviceSlot&, bool) {}
+bool describe_device(const Token&, char*, size_t, char*, size_t) { return false; }
+void forget_devices_in_child() {}
+
+}  // namespace forkpoint

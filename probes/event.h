@@ -1,0 +1,37 @@
+// What the threads of the host hand to the writer thread, in order.
+#pragma once
+
+#include <cstdint>
+
+#include "probes/names.h"
+
+namespace forkpoint {
+
+class DeviceSlot;  // cuda_digest.h
+
+enum class EventKind : uint8_t {
+  none,           // a place that was claimed in vain
+  step_begin,     // step, step_serial, wanted
+  step_end,
+  record,
+  device_record,  // digest and stats are still to come, in device_slot
+};
+
+struct Event {
+  EventKind kind = EventKind::none;
+  bool wanted = false;
+  int32_t micro_step = 0;
+  const SiteEntry* site = nullptr;
+  const LayoutEntry* layout = nullptr;
+  union {
+    int64_t step = 0;
+    DeviceSlot* device_slot;
+  };
+  union {
+    Digest digest = {};
+    uint64_t step_serial;  // of a step_begin: the n-th step of the process, from 1
+  };
+  TensorStats stats;
+};
+
+}  // namespace forkpoint

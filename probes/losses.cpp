@@ -1,0 +1,113 @@
+#include "probes/losses.h"
+
+#include <array>
+
+#include "probes/os.h"
+
+namespace forkpoint {
+namespace {
+
+constexpr std::array<const char*, static_cast<size_t>(Loss::count_)> kReasons = {
+    "ring full longer than FORKPOINT_RING_WAIT_MS",
+    "a step's begin or end found the ring full, so that what followed has no place",
+    "a call from within the probe (a signal handler or an allocator hook)",
+    "the process ended during a call to the probe",
+    "too many distinct names, sites or shapes",
+    "no memory",
+    "an error inside the probe",
+    "a tensor descriptor is NULL or its struct_size is too small",
+    "a tensor, scalar or state without a name",
+    "a tensor's dtype is not one of enum forkpoint_dtype",
+    "a role is not one of enum forkpoint_role",
+    "a tensor's device is not one of enum forkpoint_device",
+    "a tensor's ndim is not in 0..16, its shape is NULL or negative, or its size overflows",
+    "a tensor's data is NULL",
+    "a tensor's strides reach further than the address space",
+    "a shard's box is not inside its global shape",
+    "a step's number is negative",
+    "a collective's members are NULL or negative",
+    "a state's data is NULL",
+    "too many records between two steps",
+    "digests were not computed on the device before the process ended",
+    "the CUDA context was destroyed before digests were computed",
+    "a CUDA tensor, but libcuda.so.1 is not loaded or too old",
+    "a CUDA tensor, but the probe was built without CUDA",
+    "the first CUDA tensor of a context came while its stream was being captured",
+    "a CUDA tensor without a usable CUDA context",
+    "a CUDA tensor whose memory is not (wholly) known to CUDA",
+    "the digest kernels could not be loaded into the CUDA context",
+    "the digest kernel could not be launched",
+    "digests were not computed on the device within FORKPOINT_RING_WAIT_MS",
+    "a CUDA tensor of a form that the digest kernels cannot read",
+};
+
+// Each field only moves outwards, whatever the order of the threads.
+void lower(std::atomic<int64_t>& target, int64_t value) {
+  int64_t known = target.load(std::memory_order_relaxed);
+  while (value < known && !target.compare_exchange_weak(known, value, std::memory_order_relaxed)) {
+  }
+}
+void raise(std::atomic<int64_t>& target, int64_t value) {
+  int64_t known = target.load(std::memory_order_relaxed);
+  while (value > known && !target.compare_exchange_weak(known, value, std::memory_order_relaxed)) {
+  }
+}
+
+}  // namespace
+
+const char* loss_reason(Loss loss) { return kReasons[static_cast<size_t>(loss)]; }
+
+void LossLog::add(Loss loss, int64_t step, uint64_t records, int detail) {
+  Counter& counter = counters_[static_cast<size_t>(loss)];
+  lower(counter.first_step, step);
+  raise(counter.last_step, step);
+  if (detail) counter.detail.store(detail, std::memory_order_relaxed);
+  counter.records.fetch_add(records, std::memory_order_release);
+  say_once(loss, detail);
+}
+
+void LossLog::say_once(Loss loss, int detail) {
+  Counter& counter = counters_[static_cast<size_t>(loss)];
+  if (counter.said.load(std::memory_order_relaxed) || counter.said.exchange(true)) return;
+  if (detail) {
+    say("not recorded: %s (CUDA error %d); noted as a gap in the run", loss_reason(loss), detail);
+  } else {
+    say("not recorded: %s; noted as a gap in the run", loss_reason(loss));
+  }
+}
+
+bool LossLog::take(Loss loss, Taken* taken) {
+  Counter& counter = counters_[static_cast<size_t>(loss)];
+  if (counter.records.load(std::memory_order_relaxed) == 0) return false;
+  taken->gap.records_lost = counter.records.exchange(0, std::memory_order_acquire);
+  taken->gap.first_step = counter.first_step.exchange(INT64_MAX, std::memory_order_relaxed);
+  taken->gap.last_step = counter.last_step.exchange(INT64_MIN, std::memory_order_relaxed);
+  // A thread between its steps and its count has lost its range to the call before: where is then not known.
+  if (taken->gap.first_step == INT64_MAX) taken->gap.first_step = kPrologueStep;
+  if (taken->gap.last_step == INT64_MIN) taken->gap.last_step = taken->gap.first_step;
+  taken->detail = counter.detail.load(std::memory_order_relaxed);
+  return true;
+}
+
+void LossLog::reset() {
+  for (Counter& counter : counters_) {
+    counter.records.store(0, std::memory_order_relaxed);
+    counter.first_step.store(INT64_MAX, std::memory_order_relaxed);
+    counter.last_step.store(INT64_MIN, std::memory_order_relaxed);
+  }
+}
+
+CoverageLimit coverage_limit(Limit limit) {
+  switch (limit) {
+    case Limit::graph_replay:
+      return {"tensor recorded inside CUDA graph capture is not seen at replay",
+              "record it outside the captured region, or run without CUDA graphs"};
+    case Limit::launch_level: return {"kernel launches are not recorded", "the run is as fine as level layer"};
+    case Limit::scope_depth: return {"scopes nested deeper than 64", "their records stand under the 64th scope"};
+    case Limit::after_last_step:
+    default:
+      return {"records made after the end of the last step are not kept", "record them before the step ends"};
+  }
+}
+
+}  // namespace forkpoint

@@ -1,0 +1,101 @@
+// The one recorder of a process: every way in (the C API, hooks) translates its call into one of these. All functions may
+// be called by any thread, never throw, and leave the host's state alone. The object needs no construction and is never
+// destroyed: threads of the host may still call while the process ends.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "probes/descriptor.h"
+#include "probes/guard.h"
+#include "probes/scopes.h"
+#include "probes/session.h"
+
+struct forkpoint_api;
+
+namespace forkpoint {
+
+class Recorder {
+ public:
+  // When the probe is loaded. settings are ready; table's `active` is cleared when recording ends.
+  void set_up(const Settings* settings, forkpoint_api* table);
+
+  void set_rank(const Token& token, int32_t rank, int32_t world_size);
+  void begin_step(const Token& token, int64_t step);
+  void end_step(const Token& token);
+  void set_micro_step(const Token& token, int32_t index);
+  void begin_scope(const Token& token, int32_t phase, const char* layer, const char* op);
+  void begin_collective(const Token& token, const char* op, const char* communicator, const int32_t* members,
+                        int32_t member_count, const char* layer);
+  void end_scope(const Token& token);
+  void tensor(const Token& token, const forkpoint_tensor_desc* desc);
+  void scalar(const Token& token, const char* name, int32_t role, double value);
+  void state(const Token& token, const char* name, int32_t role, const void* data, size_t size_bytes);
+  void fact(const Token& token, const char* name, const char* value);
+
+  // A call that came while its thread was in the probe already: counted, not served.
+  void refuse_reentrant();
+  // A call that failed for a reason that nobody foresaw.
+  void refuse_broken(const char* what);
+  // Waits, bounded, until what was recorded so far is written. Before the CUDA driver goes.
+  void drain_at_exit();
+  // Ends the stream as whole, bounded. Safe in a signal handler; does nothing in a child that does not own the stream.
+  void finish_at_exit();
+  // In the child of a fork: nothing of the parent's recording is touched.
+  void after_fork_in_child();
+  void deactivate();
+
+ private:
+  enum class Life : uint32_t { idle, starting, running, ended };
+
+  Session* session(const Token& token);
+  Session* session_if_running();
+  Session* start(const Token& token);
+  bool start_session(const Token& token);
+  int own_rank() const;
+  bool is_own_rank(int rank) const;
+  void handle_forks();
+  const ScopeFrame& scope(const Token& token) const;
+  void push_scope(const Token& token, const ScopeFrame& frame);
+  bool skips(Role role, bool collective) const;
+  SiteKey site_key_of(const ScopeFrame& frame, Role role, Kind kind, const Name* name) const;
+  void record(const Token& token, const SiteKey& site, const LayoutKey& layout, const DigestResult& result);
+  void record_on_device(const Token& token, const SiteKey& site, const CheckedTensor& tensor);
+  bool push_step_event(const Token& token, const Event& event);
+  void lose(Loss loss, int error = 0);
+  int64_t place() const;  // the step for a Gap
+  int64_t exit_deadline_ns();
+
+  const Settings* settings_ = nullptr;
+  forkpoint_api* table_ = nullptr;
+  NameTables names_;
+  FactList facts_;
+  LossLog losses_;
+  LimitSet limits_;
+  std::atomic<uint32_t> life_{0};  // enum Life; futex
+  std::atomic<Session*> session_{nullptr};
+  std::atomic<bool> tables_ready_{false};
+  std::atomic<int> given_rank_{-1};  // by forkpoint_rank
+  std::atomic<int> given_world_{0};
+  std::atomic<bool> fact_dropped_{false};
+  std::atomic<bool> broken_said_{false};
+  std::atomic<bool> fork_handler_{false};
+  std::atomic<bool> drain_registered_{false};
+  std::atomic<int64_t> exit_deadline_ns_{0};
+
+  std::atomic<bool> any_step_{false};
+  std::atomic<bool> in_step_{false};
+  std::atomic<bool> wanted_{true};  // records of this moment are kept
+  std::atomic<int64_t> step_{kPrologueStep};
+  std::atomic<uint64_t> step_serial_{0};
+  std::atomic<int32_t> micro_step_{0};
+
+  // Ranks of the ancestors that have streams: a child under one of them (a data-loader worker) must not record.
+  static constexpr int kMaxAncestors = 8;
+  int ancestor_ranks_[kMaxAncestors] = {};
+  int ancestors_ = 0;
+};
+
+extern Recorder recorder;
+
+}  // namespace forkpoint

@@ -1,0 +1,42 @@
+// The stack of open scopes of each thread. Allocated when a thread opens its first scope, freed when it ends.
+#pragma once
+
+#include <cstdint>
+
+#include "probes/guard.h"
+#include "probes/names.h"
+
+namespace forkpoint {
+
+inline constexpr int kMaxScopeDepth = 64;
+
+struct ScopeFrame {
+  int8_t phase = -1;             // -1: none given by any enclosing scope
+  bool collective = false;
+  const Name* layer = nullptr;   // nullptr: none
+  const Name* op = nullptr;
+  const CommunicatorEntry* communicator = nullptr;
+};
+
+class ScopeStack {
+ public:
+  // The calling thread's; nullptr: no memory.
+  static ScopeStack* of_thread(const Token& token);
+  // As of_thread, but does not allocate: nullptr when the thread never opened a scope.
+  static ScopeStack* of_thread_if_any(const Token& token);
+
+  // The innermost scope; what it inherits is already filled in.
+  const ScopeFrame& top() const { return depth_ == 0 ? kNone : frames_[depth_ - 1]; }
+  // false: deeper than kMaxScopeDepth; the scope is counted, and top() stays.
+  bool push(const ScopeFrame& frame);
+  // false: no scope is open.
+  bool pop();
+
+ private:
+  static const ScopeFrame kNone;
+  int depth_ = 0;
+  int too_deep_ = 0;
+  ScopeFrame frames_[kMaxScopeDepth];
+};
+
+}  // namespace forkpoint

@@ -1,0 +1,278 @@
+#include "probes/session.h"
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <new>
+
+#include "lib/error.h"
+#include "lib/run.h"
+#include "probes/cuda_digest.h"
+#include "probes/os.h"
+#include "probes/run_folder.h"
+
+namespace forkpoint {
+namespace {
+
+constexpr int64_t kMillisecond = 1'000'000;
+constexpr int64_t kFlushPeriod = 200 * kMillisecond;  // what a killed rank may lose
+constexpr int64_t kLongestIdle = 10 * kMillisecond;
+constexpr int64_t kUnpublishedWait = 200 * kMillisecond;  // at exit, for threads between claim and publish
+constexpr size_t kThreadStackBytes = 2u << 20;
+
+std::atomic<uint32_t> session_count{0};
+
+// The host must not see its signals go to a thread of ours.
+class AllSignalsBlocked {
+ public:
+  AllSignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~AllSignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace
+
+Session* Session::start(const Token&, const SessionStart& start) {
+  auto* session = new (std::nothrow) Session(start);
+  if (!session || !session->ring_.create(start.settings->ring_slots)) {
+    say("no memory for a ring of %u records; nothing is recorded in process %d", start.settings->ring_slots, getpid());
+    return nullptr;
+  }
+  session->owner_pid_ = getpid();
+  session->number_ = ++session_count;
+  if (session->start_thread()) return session;
+  say("no thread could be started to write with; nothing is recorded in process %d", getpid());
+  return nullptr;
+}
+
+bool Session::start_thread() {
+  pthread_attr_t attributes;
+  if (pthread_attr_init(&attributes) != 0) return false;
+  pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+  pthread_attr_setstacksize(&attributes, kThreadStackBytes);
+  const AllSignalsBlocked blocked;
+  pthread_t thread;
+  const auto body = [](void* session) -> void* {
+    static_cast<Session*>(session)->run();
+    return nullptr;
+  };
+  const bool started = pthread_create(&thread, &attributes, body, this) == 0;
+  pthread_attr_destroy(&attributes);
+  return started;
+}
+
+bool Session::owned_by_this_process() const { return owner_pid_ == getpid(); }
+
+bool Session::claim(const Token&, Ring::Claim* claim) {
+  if (ring_.try_claim(claim)) return true;
+  if (stalled_at_.load(std::memory_order_relaxed) == ring_.popped() || !owned_by_this_process()) return false;
+  const int64_t deadline_ns = now_ns() + start_.settings->ring_wait_ms * kMillisecond;
+  bool claimed = false;
+  waiters_.fetch_add(1);
+  while (!ended_.load(std::memory_order_acquire)) {
+    const uint32_t moved = moved_.load();
+    claimed = ring_.try_claim(claim);
+    const int64_t left_ns = deadline_ns - now_ns();
+    if (claimed || left_ns <= 0) break;
+    kick();
+    futex_wait(moved_, moved, std::min(left_ns, 10 * kMillisecond));
+  }
+  waiters_.fetch_sub(1);
+  if (!claimed) stalled_at_.store(ring_.popped(), std::memory_order_relaxed);
+  return claimed;
+}
+
+void Session::kick() {
+  wake_.fetch_add(1);
+  futex_wake(wake_);
+}
+
+void Session::drain(int64_t deadline_ns) {
+  const uint64_t goal = ring_.claimed();
+  waiters_.fetch_add(1);
+  for (;;) {
+    const uint32_t moved = moved_.load();
+    const int64_t left_ns = deadline_ns - now_ns();
+    if (ring_.popped() >= goal || done_.load() || left_ns <= 0) break;
+    kick();
+    futex_wait(moved_, moved, std::min(left_ns, kLongestIdle));
+  }
+  waiters_.fetch_sub(1);
+}
+
+void Session::finish(int64_t deadline_ns) {
+  stop_deadline_ns_.store(deadline_ns);
+  stop_.store(1);
+  // A little longer than the writer waits for the device, so that it can still write what it has.
+  const int64_t patience_ns = deadline_ns + 1000 * kMillisecond;
+  while (!done_.load(std::memory_order_acquire)) {
+    const int64_t left_ns = patience_ns - now_ns();
+    if (left_ns <= 0) return;
+    kick();
+    futex_wait(done_, 0, std::min(left_ns, kLongestIdle));
+  }
+}
+
+void Session::abandon_in_child() {
+  ring_.destroy();
+  const int descriptor = descriptor_.load();
+  if (descriptor >= 0) close(descriptor);  // the parent's lock on the stream lives in it
+}
+
+void Session::run() noexcept {
+  const Guard guard;  // whatever hooks see of this thread is ours
+  prctl(PR_SET_NAME, "forkpoint");
+  try {
+    open_stream();
+    consume();
+    appender_->finish(full_);
+  } catch (const Error& error) {
+    fail(error.what(), error.hint());
+  } catch (const std::exception& error) {
+    fail(error.what(), {});
+  } catch (...) {
+    fail("an error without a name.", {});
+  }
+  ended_.store(true, std::memory_order_release);
+  start_.on_end();
+  done_.store(1, std::memory_order_release);
+  for (auto* word : {&done_, &moved_}) futex_wake(*word);
+}
+
+void Session::fail(const char* what, const std::string& hint) noexcept {
+  ended_.store(true, std::memory_order_release);
+  start_.on_end();
+  say("recording of rank %d ended, the job goes on: %s%s%s", start_.rank, what, hint.empty() ? "" : " ", hint.c_str());
+  if (!appender_) return;
+  try {
+    writer_->add_gap({appender_->step(), appender_->step(), 0, std::string("recording ended: ") + what});
+  } catch (const std::exception&) {  // the stream reads as "died" then, which is as good as a gap
+  }
+}
+
+void Session::open_stream() {
+  prepare_run_folder(*start_.settings, start_.world_size);
+  StreamHeader header;
+  header.rank = start_.rank;
+  header.world_size = start_.world_size;
+  header.level = start_.settings->level;
+  header.step_base = "step(n)";
+  header.every = start_.settings->every;
+  header.device = start_.device;
+  header.facts = start_.facts->all();
+  header.facts.emplace_back("forkpoint", FORKPOINT_VERSION);
+  if (start_.driver[0]) header.facts.emplace_back("cuda_driver", start_.driver);
+  header_written_.store(true, std::memory_order_release);
+  const std::string path = std::string(start_.settings->run_directory) + "/" + stream_file_name(start_.rank);
+  writer_ = HashStreamWriter::create(path, header);
+  descriptor_.store(find_descriptor(path));
+  appender_ = std::make_unique<StreamAppender>(*start_.settings, number_, *writer_, *start_.losses, *start_.limits);
+  if (start_.any_step) {
+    appender_->begin_step(start_.step, start_.in_step && start_.step_wanted, start_.step_serial);
+    if (!start_.in_step) appender_->end_step();
+  }
+  last_flush_ns_ = now_ns();
+}
+
+void Session::consume() {
+  for (uint32_t handled = 0; !full_;) {
+    Event* event = ring_.front();
+    if (!event) {
+      if (stopping() && (ring_.claimed() == ring_.popped() || drop_unpublished())) return;
+      maintain();
+      idle();
+      continue;
+    }
+    handle(*event);
+    ring_.pop();
+    idle_ns_ = 0;
+    if (waiters_.load() != 0) {
+      moved_.fetch_add(1);
+      futex_wake(moved_);
+    }
+    if (++handled % 256 == 0) maintain();
+    full_ = full_ || appender_->is_full();
+  }
+  end_at_size_limit();
+}
+
+void Session::handle(Event& event) {
+  switch (event.kind) {
+    case EventKind::none: break;
+    case EventKind::step_begin: appender_->begin_step(event.step, event.wanted, event.step_serial); break;
+    case EventKind::step_end: appender_->end_step(); break;
+    case EventKind::device_record:
+      if (await_device(event)) appender_->add(event);
+      break;
+    case EventKind::record: appender_->add(event); break;
+  }
+}
+
+// The writer makes no CUDA call: it looks at the slot, in mapped memory, until the device has filled it in.
+bool Session::await_device(Event& event) {
+  DigestResult result;
+  int64_t pause_ns = 5'000;
+  DevicePoll poll = poll_device_slot(*event.device_slot, &result);
+  while (poll == DevicePoll::pending && !(stopping() && now_ns() > stop_deadline_ns_.load())) {
+    maintain();
+    futex_wait(wake_, wake_.load(), pause_ns);
+    pause_ns = std::min(pause_ns * 2, kMillisecond);
+    poll = poll_device_slot(*event.device_slot, &result);
+  }
+  release_device_slot(*event.device_slot, poll == DevicePoll::ready);
+  if (poll != DevicePoll::ready) {
+    start_.losses->add(poll == DevicePoll::gone ? Loss::device_gone : Loss::device_late, appender_->step());
+    return false;
+  }
+  event.digest = result.digest;
+  event.stats = result.stats;
+  return true;
+}
+
+// At exit: a thread that was stopped, or interrupted by the signal whose handler ends the process, in the middle of a call.
+bool Session::drop_unpublished() {
+  const int64_t give_up_ns = now_ns() + kUnpublishedWait;
+  while (!ring_.front() && ring_.claimed() != ring_.popped()) {
+    if (now_ns() > give_up_ns) {
+      start_.losses->add(Loss::unfinished, appender_->step(), ring_.claimed() - ring_.popped());
+      return true;
+    }
+    futex_wait(wake_, wake_.load(), kMillisecond);
+  }
+  return false;
+}
+
+void Session::maintain() {
+  const int64_t now = now_ns();
+  if (now - last_flush_ns_ < kFlushPeriod) return;
+  appender_->flush();
+  last_flush_ns_ = now;
+}
+
+void Session::idle() {
+  idle_ns_ = std::clamp<int64_t>(idle_ns_ * 2, kMillisecond / 10, kLongestIdle);
+  const uint32_t wake = wake_.load();
+  if (!ring_.front() && !stopping()) futex_wait(wake_, wake, idle_ns_);
+}
+
+void Session::end_at_size_limit() {
+  ended_.store(true, std::memory_order_release);
+  start_.on_end();
+  say("recording of rank %d ended at step %lld, the job goes on: the stream has reached FORKPOINT_MAX_SIZE_BYTES (%llu)",
+      start_.rank, static_cast<long long>(appender_->step()),
+      static_cast<unsigned long long>(start_.settings->max_size_bytes));
+  writer_->add_gap({appender_->step(), appender_->step(), 0,
+                    fmt::format("the stream has reached FORKPOINT_MAX_SIZE_BYTES ({}); nothing later is recorded",
+                                start_.settings->max_size_bytes)});
+}
+
+}  // namespace forkpoint

@@ -1,0 +1,103 @@
+// One recording of this process: the ring, the writer thread and the stream. Begun by the first record, ended by the
+// process's exit, an error or the size limit. A Session is never freed: other threads may still hold it.
+#pragma once
+
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "probes/event.h"
+#include "probes/event_ring.h"
+#include "probes/facts.h"
+#include "probes/guard.h"
+#include "probes/losses.h"
+#include "probes/settings.h"
+#include "probes/stream_appender.h"
+
+namespace forkpoint {
+
+struct SessionStart {
+  const Settings* settings = nullptr;
+  const FactList* facts = nullptr;
+  LossLog* losses = nullptr;
+  LimitSet* limits = nullptr;
+  void (*on_end)() = nullptr;  // called on the writer thread when recording ends for whatever reason
+  int rank = 0;
+  int world_size = 1;
+  bool any_step = false;       // a step has begun before the first record
+  bool in_step = false;        // and is still open
+  int64_t step = 0;
+  uint64_t step_serial = 0;
+  bool step_wanted = false;
+  char device[128] = "cpu";
+  char driver[32] = "";        // version of the CUDA driver; empty: none
+};
+
+class Session {
+ public:
+  using Ring = EventRing<Event>;
+
+  // Starts the writer thread, with all signals blocked. nullptr: no memory or no thread (said on stderr).
+  static Session* start(const Token& token, const SessionStart& start);
+
+  // A place for the next event. Waits for one at most FORKPOINT_RING_WAIT_MS, and not at all while the writer has made no
+  // progress since the last wait that was in vain. false: none.
+  bool claim(const Token& token, Ring::Claim* claim);
+  void publish(const Token&, const Ring::Claim& claim) { ring_.publish(claim); }
+  // Has the writer look at once (a step has ended).
+  void kick();
+
+  // Waits until what was claimed so far is written, or deadline_ns (of now_ns()). Async-signal-safe, as finish() is.
+  void drain(int64_t deadline_ns);
+  // Writes everything and ends the stream as whole. Returns at the latest shortly after deadline_ns.
+  void finish(int64_t deadline_ns);
+
+  bool header_written() const { return header_written_.load(std::memory_order_acquire); }
+  int rank() const { return start_.rank; }
+  // False in a child, also in one whose fork did not run our handler (vfork, clone).
+  bool owned_by_this_process() const;
+  // In the child of a fork: gives back what can be given back without touching what the parent's threads worked on.
+  void abandon_in_child();
+
+ private:
+  explicit Session(const SessionStart& start) : start_(start) {}
+  bool start_thread();
+  void run() noexcept;
+  void open_stream();
+  void consume();
+  void handle(Event& event);
+  bool await_device(Event& event);
+  bool drop_unpublished();
+  void maintain();
+  void idle();
+  void end_at_size_limit();
+  void fail(const char* what, const std::string& hint) noexcept;
+  bool stopping() const { return stop_.load(std::memory_order_acquire) != 0; }
+
+  SessionStart start_;
+  Ring ring_;
+  int64_t owner_pid_ = 0;
+  uint32_t number_ = 0;
+  std::unique_ptr<HashStreamWriter> writer_;
+  std::unique_ptr<StreamAppender> appender_;
+  int64_t last_flush_ns_ = 0;
+  int64_t idle_ns_ = 0;
+  bool full_ = false;
+  std::atomic<int> descriptor_{-1};
+  std::atomic<bool> header_written_{false};
+  std::atomic<bool> ended_{false};
+  std::atomic<uint64_t> stalled_at_{UINT64_MAX};  // popped() when a wait was in vain
+  std::atomic<int64_t> stop_deadline_ns_{0};
+  std::atomic<uint32_t> stop_{0};
+  std::atomic<uint32_t> wake_{0};   // futex: the writer sleeps on it
+  std::atomic<uint32_t> moved_{0};  // futex: producers and drain() sleep on it
+  std::atomic<uint32_t> waiters_{0};
+  std::atomic<uint32_t> done_{0};   // futex
+};
+
+}  // namespace forkpoint

@@ -1,0 +1,165 @@
+#include "probes/settings.h"
+
+#include <climits>
+#include <cstdio>
+#include <cstring>
+
+#include "lib/probe_contract.h"
+
+namespace forkpoint {
+namespace {
+
+using Get = const char* (*)(const char* name);
+
+// Digits only, no sign, no blank: nullptr when there is no number in 0 .. maximum, else the first character after it.
+const char* read_number(const char* text, uint64_t maximum, uint64_t* number) {
+  const char* end = text;
+  uint64_t value = 0;
+  for (; *end >= '0' && *end <= '9'; ++end) {
+    const auto digit = static_cast<uint64_t>(*end - '0');
+    if (value > (maximum - digit) / 10) return nullptr;
+    value = value * 10 + digit;
+  }
+  if (end == text) return nullptr;
+  *number = value;
+  return end;
+}
+
+bool is_number(const char* text, uint64_t maximum, uint64_t* number) {
+  const char* end = read_number(text, maximum, number);
+  return end && *end == '\0';
+}
+
+// Calls visit(first, last) for each entry of "0,2,4-7" until it returns true. false: malformed.
+template <typename Visit>
+bool each_rank_range(const char* text, Visit visit) {
+  for (;;) {
+    uint64_t first = 0;
+    text = read_number(text, INT_MAX, &first);
+    if (!text) return false;
+    uint64_t last = first;
+    if (*text == '-') text = read_number(text + 1, INT_MAX, &last);
+    if (!text || last < first || (*text != ',' && *text != '\0')) return false;
+    if (visit(static_cast<int>(first), static_cast<int>(last)) || *text++ == '\0') return true;
+  }
+}
+
+class Reader {
+ public:
+  Reader(Get get, Settings* settings) : get_(get), settings_(*settings) {}
+
+  void run() {
+    const char* directory = get_(contract::kRun);
+    if (!directory || !*directory) return;
+    settings_.state = Settings::State::ready;
+    if (directory[0] != '/') return refuse(contract::kRun, directory, "an absolute path");
+    if (strlen(directory) >= sizeof(settings_.run_directory)) return refuse(contract::kRun, directory, "a shorter path");
+    strcpy(settings_.run_directory, directory);
+    read_choice();
+    read_limits();
+    read_rank();
+  }
+
+ private:
+  const char* value(const char* name) const {
+    const char* text = get_(name);
+    return text && *text ? text : nullptr;
+  }
+
+  void refuse(const char* name, const char* found, const char* expected) {
+    if (settings_.state == Settings::State::malformed) return;  // the first one is enough
+    settings_.state = Settings::State::malformed;
+    snprintf(settings_.problem, sizeof(settings_.problem),
+             "%s is \"%.200s\", expected %s; nothing is recorded in process", name, found, expected);
+  }
+
+  void read_choice() {
+    if (const char* text = value(contract::kLevel)) {
+      if (const auto level = level_from_name(text)) settings_.level = *level;
+      else refuse(contract::kLevel, text, "step, layer or launch");
+    }
+    if (const char* text = value(contract::kSteps)) read_steps(text);
+    if (const char* text = value(contract::kRanks)) {
+      const bool fits = strlen(text) < sizeof(settings_.ranks);
+      if (fits && each_rank_range(text, [](int, int) { return false; })) strcpy(settings_.ranks, text);
+      else refuse(contract::kRanks, text, "a list such as 0,2,4-7");
+    }
+    if (const char* text = value(contract::kMaskNames)) {
+      settings_.mask_names = strcmp(text, "1") == 0;
+      if (!settings_.mask_names && strcmp(text, "0") != 0) refuse(contract::kMaskNames, text, "0 or 1");
+    }
+  }
+
+  void read_steps(const char* text) {
+    uint64_t first = 0, last = 0;
+    const char* rest = read_number(text, INT64_MAX, &first);
+    if (!rest || *rest != ':' || !is_number(rest + 1, INT64_MAX, &last) || last < first) {
+      return refuse(contract::kSteps, text, "A:B with A <= B");
+    }
+    settings_.first_wanted_step = static_cast<int64_t>(first);
+    settings_.last_wanted_step = static_cast<int64_t>(last);
+  }
+
+  uint64_t read_limit(const char* name, uint64_t minimum, uint64_t maximum, uint64_t otherwise, const char* expected) {
+    const char* text = value(name);
+    if (!text) return otherwise;
+    uint64_t number = 0;
+    if (is_number(text, maximum, &number) && number >= minimum) return number;
+    refuse(name, text, expected);
+    return otherwise;
+  }
+
+  void read_limits() {
+    settings_.every = static_cast<int64_t>(read_limit(contract::kEvery, 1, INT64_MAX, 1, "a number from 1"));
+    settings_.max_size_bytes =
+        read_limit(contract::kMaxSizeBytes, 1, INT64_MAX, 0, "a number of bytes from 1, without a unit");
+    if (value(contract::kFirstStep)) {
+      settings_.first_step = static_cast<int64_t>(
+          read_limit(contract::kFirstStep, 0, INT64_MAX, 0, "the number of the first step, from 0"));
+    }
+    const char* power_of_two = "a power of two from 2 to 16777216";
+    settings_.ring_slots =
+        static_cast<uint32_t>(read_limit(contract::kRingSlots, 2, 1u << 24, settings_.ring_slots, power_of_two));
+    if (settings_.ring_slots & (settings_.ring_slots - 1)) {
+      refuse(contract::kRingSlots, value(contract::kRingSlots), power_of_two);
+    }
+    settings_.ring_wait_ms = static_cast<uint32_t>(
+        read_limit(contract::kRingWaitMs, 0, 3'600'000, settings_.ring_wait_ms, "milliseconds from 0 to 3600000"));
+  }
+
+  // Foreign variables: one that makes no sense is passed over, not refused.
+  void read_rank() {
+    static constexpr const char* kLaunchers[][2] = {
+        {"RANK", "WORLD_SIZE"},        {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+        {"SLURM_PROCID", "SLURM_NTASKS"}, {"PMI_RANK", "PMI_SIZE"},
+        {"PMIX_RANK", nullptr},
+    };
+    for (const auto& [rank_name, size_name] : kLaunchers) {
+      uint64_t rank = 0, size = 0;
+      const char* rank_text = value(rank_name);
+      const char* size_text = size_name ? value(size_name) : nullptr;
+      if (!rank_text || !is_number(rank_text, INT_MAX - 1, &rank)) continue;
+      if (!size_text || !is_number(size_text, INT_MAX, &size)) size = rank + 1;  // not known: what this rank proves
+      if (rank >= size) continue;
+      settings_.rank = static_cast<int>(rank);
+      settings_.world_size = static_cast<int>(size);
+      return;
+    }
+  }
+
+  Get get_;
+  Settings& settings_;
+};
+
+}  // namespace
+
+bool Settings::wants_rank(int rank) const {
+  if (!ranks[0]) return true;
+  bool found = false;
+  each_rank_range(ranks, [&](int first, int last) { return found = rank >= first && rank <= last; });
+  return found;
+}
+
+void read_settings(const char* (*get)(const char* name), Settings* settings) { Reader(get, settings).run(); }
+
+}  // namespace forkpoint

@@ -1,0 +1,37 @@
+// The environment contract (lib/probe_contract.h) as the probe read it, once, when it was loaded. No allocation.
+#pragma once
+
+#include <cstdint>
+
+#include "lib/record.h"
+
+namespace forkpoint {
+
+struct Settings {
+  enum class State : uint8_t { unset, malformed, ready };
+  State state = State::unset;
+  char problem[400] = "";         // a sentence, when malformed
+  char run_directory[4096] = "";  // absolute
+  char ranks[1024] = "";          // as given and found well-formed; empty: all
+  Level level = Level::step;
+  int64_t first_wanted_step = 0;
+  int64_t last_wanted_step = INT64_MAX;
+  int64_t every = 1;
+  uint64_t max_size_bytes = 0;    // 0: no limit
+  bool mask_names = false;
+  int64_t first_step = -1;        // for callers that do not know the step's number; the C API always gives one
+  uint32_t ring_slots = 65536;
+  uint32_t ring_wait_ms = 10'000;
+  int rank = -1;                  // what the launcher's variables say; -1: nothing
+  int world_size = 0;
+
+  bool wants_rank(int rank) const;
+  bool wants_step(int64_t step) const {
+    return step >= first_wanted_step && step <= last_wanted_step && step % every == 0;
+  }
+};
+
+// get: as getenv.
+void read_settings(const char* (*get)(const char* name), Settings* settings);
+
+}  // namespace forkpoint

@@ -1,0 +1,227 @@
+// Parts of the probe, within this process.
+#include <doctest/doctest.h>
+
+#include <cstring>
+#include <thread>
+
+#include "probes/event_ring.h"
+#include "probes/facts.h"
+#include "probes/guard.h"
+#include "probes/losses.h"
+#include "probes/names.h"
+#include "probes/scopes.h"
+#include "probes/settings.h"
+#include "probes/stream_appender.h"
+#include "tests/probe/harness.h"
+
+using namespace forkpoint;
+using namespace forkpoint::probe_test;
+
+namespace {
+
+const char* (*get_variable(const char* name, const char* value))(const char*) {
+  static const char* wanted;
+  static const char* answer;
+  wanted = name;
+  answer = value;
+  return [](const char* asked) -> const char* {
+    if (strcmp(asked, "FORKPOINT_RUN") == 0) return "/run";
+    return strcmp(asked, wanted) == 0 ? answer : nullptr;
+  };
+}
+
+Settings with(const char* name, const char* value) {
+  Settings settings;
+  read_settings(get_variable(name, value), &settings);
+  return settings;
+}
+
+}  // namespace
+
+TEST_CASE("settings: lists of ranks and windows of steps") {
+  const Settings ranks = with("FORKPOINT_RANKS", "0,2,4-7");
+  CHECK(ranks.state == Settings::State::ready);
+  for (int rank = 0; rank < 10; ++rank) CHECK(ranks.wants_rank(rank) == (rank == 0 || rank == 2 || (rank >= 4 && rank <= 7)));
+  const Settings steps = with("FORKPOINT_STEPS", "10:20");
+  CHECK(steps.wants_step(10));
+  CHECK(steps.wants_step(20));
+  CHECK_FALSE(steps.wants_step(9));
+  CHECK_FALSE(steps.wants_step(21));
+  CHECK(with("FORKPOINT_STEPS", "0:9223372036854775807").wants_step(INT64_MAX));
+  CHECK(with("FORKPOINT_STEPS", "0:9223372036854775808").state == Settings::State::malformed);
+  CHECK(with("FORKPOINT_STEPS", "").state == Settings::State::ready);
+  CHECK(with("FORKPOINT_RING_SLOTS", "4096").ring_slots == 4096);
+  CHECK(with("FORKPOINT_RANKS", std::string(5000, '1').c_str()).state == Settings::State::malformed);
+}
+
+TEST_CASE("the guard lets a thread in once") {
+  const Guard outer;
+  CHECK(outer.entered());
+  {
+    const Guard inner;
+    CHECK_FALSE(inner.entered());
+  }
+  CHECK(Guard::inside());
+  std::thread([] { CHECK(Guard().entered()); }).join();
+}
+
+TEST_CASE("the ring keeps order, tells full, and hands out nothing unpublished") {
+  EventRing<int> ring;
+  REQUIRE(ring.create(4));
+  EventRing<int>::Claim claim;
+  for (int lap = 0; lap < 5; ++lap) {
+    CHECK(ring.front() == nullptr);
+    for (int i = 0; i < 4; ++i) {
+      REQUIRE(ring.try_claim(&claim));
+      CHECK(ring.front() == (i == 0 ? nullptr : ring.front()));
+      *claim.event = lap * 4 + i;
+      ring.publish(claim);
+    }
+    CHECK_FALSE(ring.try_claim(&claim));
+    for (int i = 0; i < 4; ++i) {
+      REQUIRE(ring.front() != nullptr);
+      CHECK(*ring.front() == lap * 4 + i);
+      ring.pop();
+    }
+  }
+  EventRing<int>::Claim first, second;
+  REQUIRE(ring.try_claim(&first));
+  REQUIRE(ring.try_claim(&second));
+  ring.publish(second);
+  CHECK(ring.front() == nullptr);
+  ring.publish(first);
+  CHECK(ring.front() != nullptr);
+  ring.destroy();
+}
+
+TEST_CASE("names have one address each, and long ones differ though they are cut") {
+  NameTables tables;
+  REQUIRE(tables.create());
+  const Name* name = tables.name("blocks.0");
+  CHECK(name == tables.name(std::string("blocks.0").c_str()));
+  CHECK(name != tables.name("blocks.1"));
+  CHECK(name->view() == "blocks.0");
+  CHECK(tables.name(nullptr) == tables.name(""));
+  const std::string long_name(5000, 'x'), other = long_name + "y";
+  CHECK(tables.name(long_name.c_str()) == tables.name(long_name.c_str()));
+  CHECK(tables.name(long_name.c_str()) != tables.name(other.c_str()));
+  CHECK(tables.name(long_name.c_str())->view() != tables.name(other.c_str())->view());
+  CHECK(tables.name(other.c_str())->length < 1100);
+}
+
+TEST_CASE("names: eight threads agree on every address") {
+  NameTables tables;
+  REQUIRE(tables.create());
+  std::vector<std::vector<const Name*>> seen(8);
+  std::vector<std::thread> threads;
+  for (auto& mine : seen) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 2000; ++i) mine.push_back(tables.name(("name" + std::to_string(i)).c_str()));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& mine : seen) CHECK(mine == seen[0]);
+}
+
+TEST_CASE("a full table says so instead of growing") {
+  struct Number {
+    uint64_t hash;
+    bool equals(int key) const { return hash == static_cast<uint64_t>(key); }
+    static Number* make(uint64_t hash, int) { return new Number{hash}; }
+    static void discard(Number* number) { delete number; }
+  };
+  InternTable<Number> table;
+  REQUIRE(table.create(16));
+  std::vector<Number*> made;
+  for (int i = 0; i < 100; ++i) {
+    if (Number* number = table.intern(static_cast<uint64_t>(i), i)) made.push_back(number);
+  }
+  CHECK(made.size() >= 10);
+  CHECK(made.size() < 16);
+  for (size_t i = 0; i < made.size(); ++i) CHECK(table.intern(i, static_cast<int>(i)) == made[i]);
+  for (Number* number : made) delete number;
+}
+
+TEST_CASE("losses carry their steps, their number and their detail, and are taken once") {
+  LossLog log;
+  log.add(Loss::ring_full, 5);
+  log.add(Loss::ring_full, 3, 7);
+  log.add(Loss::ring_full, 9, 1, 700);
+  LossLog::Taken taken;
+  REQUIRE(log.take(Loss::ring_full, &taken));
+  CHECK(taken.gap.first_step == 3);
+  CHECK(taken.gap.last_step == 9);
+  CHECK(taken.gap.records_lost == 9);
+  CHECK(taken.detail == 700);
+  CHECK_FALSE(log.take(Loss::ring_full, &taken));
+  CHECK_FALSE(log.take(Loss::bad_name, &taken));
+  for (int i = 0; i < static_cast<int>(Loss::count_); ++i) CHECK(strlen(loss_reason(static_cast<Loss>(i))) > 5);
+}
+
+TEST_CASE("of two facts with one name the later one counts") {
+  FactList facts;
+  facts.add("a", "1");
+  facts.add("b", "2");
+  facts.add("a", "3");
+  const auto all = facts.all();
+  REQUIRE(all.size() == 2);
+  CHECK(all[0] == std::pair<std::string, std::string>("a", "3"));
+}
+
+TEST_CASE("the appender numbers calls by site, step and micro-step, also when micro-steps interleave") {
+  const TempFolder folder;
+  const Settings settings;
+  LossLog losses;
+  LimitSet limits;
+  NameTables names;
+  REQUIRE(names.create());
+  const auto writer = HashStreamWriter::create(folder.path() + "/stream", {});
+  StreamAppender appender(settings, 1, *writer, losses, limits);
+  Event event;
+  event.kind = EventKind::record;
+  event.site = names.site({Phase::forward, Kind::scalar, Role::loss, nullptr, nullptr, names.name("x"), nullptr});
+  event.layout = names.layout({});
+  uint64_t serial = 0;
+  for (int64_t step : {0, 1}) {
+    appender.begin_step(step, true, ++serial);
+    appender.begin_step(step, true, serial);  // told twice: passed over
+    for (int micro : {1, 0, 1, 0, 0, 2}) {
+      event.micro_step = micro;
+      appender.add(event);
+    }
+    appender.end_step();
+  }
+  appender.begin_step(2, false, ++serial);
+  appender.end_step();
+  appender.add(event);
+  appender.begin_step(3, false, ++serial);  // not wanted: what came before it goes too
+  losses.add(Loss::ring_full, 3, 4);
+  appender.finish(false);
+
+  const auto stream = HashStreamReader::open(folder.path() + "/stream");
+  CHECK(stream->state() == StreamState::whole);
+  REQUIRE(stream->steps().size() == 2);
+  std::vector<std::pair<int, uint32_t>> calls;
+  for (const Row& row : all_rows(*stream)) calls.emplace_back(row.record.micro_step, row.record.call);
+  const std::vector<std::pair<int, uint32_t>> one_step = {{1, 0}, {0, 0}, {1, 1}, {0, 1}, {0, 2}, {2, 0}};
+  CHECK(std::vector(calls.begin(), calls.begin() + 6) == one_step);
+  CHECK(std::vector(calls.begin() + 6, calls.end()) == one_step);
+  CHECK(has_gap(*stream, "ring full"));
+  CHECK(records_lost(*stream) == 4);
+}
+
+TEST_CASE("scopes nest, inherit and survive too many ends") {
+  const Guard guard;
+  ScopeStack* stack = ScopeStack::of_thread(guard.token());
+  REQUIRE(stack != nullptr);
+  CHECK(stack->top().phase == -1);
+  for (int i = 0; i < 100; ++i) {
+    ScopeFrame frame;
+    frame.phase = static_cast<int8_t>(i % 7);
+    CHECK(stack->push(frame) == (i < kMaxScopeDepth));
+  }
+  CHECK(stack->top().phase == 63 % 7);
+  for (int i = 0; i < 100; ++i) CHECK(stack->pop());
+  CHECK_FALSE(stack->pop());
+  CHECK(stack->top().phase == -1);
+}
