@@ -213,20 +213,24 @@ TEST_CASE("momentum that a resume lost is named at the load") {
   const std::string straight = record("straight", fmt::format("--checkpoint-dir {} --checkpoint-every 3", checkpoints));
   REQUIRE(diff(clean_run(), straight).status == 0);  // saving a checkpoint changes nothing
 
-  // The newest checkpoint of a 6-step run is that of step 6: resume from step 3.
-  fs::path newest;
-  for (const auto& entry : fs::directory_iterator(checkpoints)) newest = std::max(newest, entry.path());
-  fs::remove_all(newest);
-  const std::string resume = fmt::format("--resume --checkpoint-dir {}", checkpoints);
-  const std::string resumed = record("resumed", resume);
+  // A resumed run goes on from the newest checkpoint and saves its own: each gets a folder that holds that of step 3 alone.
+  const auto record_resumed = [&](const std::string& name, const std::string& fault) {
+    const fs::path own = scratch() / (name + "-checkpoints");
+    fs::copy(checkpoints, own, fs::copy_options::recursive);
+    fs::path newest;
+    for (const auto& entry : fs::directory_iterator(own)) newest = std::max(newest, entry.path());
+    fs::remove_all(newest);
+    return record(name, fmt::format("--resume --checkpoint-dir {} {}", own.string(), fault));
+  };
+  const std::string resumed = record_resumed("resumed", "");
   const Diff exact = diff(straight, resumed, fmt::format("--steps 3:{}", kSteps - 1));
   INFO(exact.verdict.dump(2));
   CHECK(exact.status == 0);
 
-  const Diff d = diff(straight, record("lost", resume + " --fault lost-momentum@layer=1,rank=1"));
+  const Diff d = diff(straight, record_resumed("lost", "--fault lost-momentum@layer=1,rank=1"));
   check_first(d, 3, 1, "load", "blocks.1.mlp.fc1", "weight.exp_avg");
   check_class(d, "state_restore");
-  const Diff both_resumed = diff(resumed, record("lost-again", resume + " --fault lost-momentum@layer=1,rank=1"));
+  const Diff both_resumed = diff(resumed, record_resumed("lost-again", "--fault lost-momentum@layer=1,rank=1"));
   check_first(both_resumed, 3, 1, "load", "blocks.1.mlp.fc1", "weight.exp_avg");
   check_class(both_resumed, "state_restore");
 }

@@ -1,0 +1,167 @@
+// forkpoint record: runs a command with the probe loaded and keeps what it leaves as a run.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "cli/probe_file.h"
+#include "cli/recording.h"
+#include "cli/target.h"
+#include "cli/terminal.h"
+#include "cli/verbs.h"
+#include "lib/verdict_text.h"
+
+namespace forkpoint {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr int kOwnFailure = 125;
+
+Level requested_level(const Arguments& arguments) {
+  const std::string text = arguments.value("level").value_or("step");
+  const auto level = level_from_name(text);
+  if (!level) {
+    throw UsageError(fmt::format("record: --level `{}` is neither step nor layer.", text),
+                     "step: batch, loss, gradients, weights, optimizer state; layer: also every layer's inputs and outputs.");
+  }
+  if (*level == Level::launch) {
+    throw UsageError("record: --level launch is not part of this version.", "The finest level is --level layer.");
+  }
+  return *level;
+}
+
+RecordingRequest request_from(const Arguments& arguments) {
+  RecordingRequest request;
+  request.level = requested_level(arguments);
+  if (const auto text = arguments.value("steps")) request.steps = parse_steps(*text);
+  if (const auto text = arguments.value("ranks")) request.ranks = parse_ranks(*text);
+  if (const auto text = arguments.value("every")) request.every = parse_count(*text, "--every", 1);
+  if (const auto text = arguments.value("max-size")) request.max_size_bytes = parse_size_bytes(*text, "--max-size");
+  if (const auto text = arguments.value("first-step")) request.first_step = parse_count(*text, "--first-step", 0);
+  request.mask_names = arguments.has("mask-names");
+  request.command = arguments.command();
+  request.run_directory = arguments.value("output").value_or("");
+  if (arguments.has("output") && request.run_directory.empty()) throw UsageError("record: --output is empty.");
+  return request;
+}
+
+// Takes back the folders that a command which never started has no use for; none that were there before.
+class FreshFolders {
+ public:
+  explicit FreshFolders(const std::string& run_directory) {
+    for (fs::path path = fs::absolute(run_directory).lexically_normal(); !fs::exists(path); path = path.parent_path()) {
+      made_.push_back(path);
+    }
+  }
+  void remove(const std::string& run_directory) const {
+    std::error_code ignored;
+    // The run folder may have been there, empty: then only what we put in goes.
+    for (const auto& entry : fs::directory_iterator(run_directory, ignored)) fs::remove_all(entry.path(), ignored);
+    for (const fs::path& path : made_) fs::remove(path, ignored);
+  }
+
+ private:
+  std::vector<fs::path> made_;
+};
+
+std::string some_ranks(const std::vector<int>& ranks) {
+  constexpr size_t kMost = 8;
+  const std::vector<int> shown(ranks.begin(), ranks.begin() + std::min(kMost, ranks.size()));
+  const std::string more = ranks.size() > kMost ? fmt::format(" and {} more", ranks.size() - kMost) : "";
+  return fmt::format("{} {}{}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(shown, ", "), more);
+}
+
+void report_no_records(const RecordingRequest& request) {
+  print_note(fmt::format("{}: no records.", request.run_directory));
+  print_warning(
+      "the command made no records: it does not call forkpoint.h, or it is statically linked or set-uid, so that the "
+      "probe could not be loaded into it. Code that does not call forkpoint.h is not seen by this version.");
+}
+
+void report(const RecordingRequest& request, const Recorded& recorded, const TargetEnd& end) {
+  for (const std::string& problem : recorded.problems) print_warning(problem);
+  if (recorded.ranks == 0) return report_no_records(request);
+  const std::string range = recorded.steps ? fmt::format(" ({} to {})", recorded.first_step, recorded.last_step) : "";
+  print_note(fmt::format("{}: {}, {}{}, {}, {}", request.run_directory, counted(recorded.ranks, "rank"),
+                         counted(recorded.steps, "step"), range, counted(recorded.records, "record"),
+                         human_size(recorded.size_bytes)));
+  if (!recorded.writing_ranks.empty()) {
+    print_warning(fmt::format("the command has ended, but {} still writes: the run is not whole before that ends.",
+                              some_ranks(recorded.writing_ranks)));
+  }
+  if (!recorded.died_ranks.empty()) {
+    print_warning(fmt::format("{} did not end its stream ({}); what was written until then can be read.",
+                              some_ranks(recorded.died_ranks), end.sentence()));
+  }
+  if (!recorded.missing_ranks.empty()) {
+    print_warning(fmt::format("{} left no stream. If it ran on another machine, join the folders with `forkpoint merge`.",
+                              some_ranks(recorded.missing_ranks)));
+  }
+}
+
+// The command's status is worth more than ours: only where it succeeded does our failure show in the exit status.
+int finish(const RecordingRequest& request, const Manifest& manifest, const TargetEnd& end) {
+  try {
+    report(request, finish_recording(request, manifest, end), end);
+    return end.exit_status;
+  } catch (const std::exception& error) {
+    print_error(Error(fmt::format("{}: the recording could not be completed: {}", request.run_directory, error.what()),
+                      fmt::format("By itself, {}.", end.sentence())));
+    return end.exit_status ? end.exit_status : kOwnFailure;
+  }
+}
+
+int record(const Arguments& arguments) {
+  RecordingRequest request = request_from(arguments);
+  const std::string probe = find_probe();
+  if (request.run_directory.empty()) request.run_directory = default_run_directory(request.command.front());
+  const FreshFolders fresh(request.run_directory);
+  create_run(request.run_directory, manifest_before(request));
+  const Manifest manifest = read_manifest(request.run_directory);  // with what create_run added: who we are
+  try {
+    TargetEnd end = run_target(request.command, contract_environment(request, probe));
+    end.exit_status = finish(request, manifest, end);
+    exit_like(end);
+  } catch (const CannotRun& error) {
+    fresh.remove(request.run_directory);
+    print_error(error);
+    return error.exit_status();
+  } catch (const Error&) {
+    fresh.remove(request.run_directory);
+    throw;
+  }
+}
+
+}  // namespace
+
+const Verb& record_verb() {
+  static const Verb verb{
+      .name = "record",
+      .summary = "run a command and keep a run: one hash stream a rank",
+      .usage = "record [-o RUN] [options] -- CMD [ARG...]",
+      .about =
+          "Runs CMD with the probe loaded (LD_PRELOAD) and writes what the ranks report through forkpoint.h to a new run\n"
+          "folder. CMD keeps its stdin, stdout and stderr; its exit status is passed on (128+n: signal n; 125: forkpoint\n"
+          "itself failed; 126: not executable; 127: not found).",
+      .options = {{"output", 'o', "RUN", "folder to make (default: runs/NAME-YYYYmmdd-HHMMSS); never overwritten"},
+                  {"level", 0, "step|layer", "how fine: step (default), or layer: also every layer's inputs and outputs"},
+                  kStepsOption,
+                  kRanksOption,
+                  {"every", 0, "N", "only every N-th step"},
+                  {"max-size", 0, "SIZE", "stop a rank's recording at this size, as in 2G (the run then has a gap)"},
+                  {"mask-names", 0, "", "write layer, op and tensor names as hashes"},
+                  {"first-step", 0, "N", "number of the first step, where the program does not say"}},
+      .examples = {{"forkpoint record -- ./train --steps 100", "records every step to runs/train-..."},
+                   {"forkpoint record -o runs/good --level layer -- mpirun -n 8 ./train",
+                    "a named run, fine enough to name a layer; RANK or its like tells the ranks apart"},
+                   {"forkpoint record -o runs/window --level layer --steps 100:110 -- ./train --resume",
+                    "only the window in which two runs are known to fork"},
+                   {"forkpoint record --every 10 --max-size 2G --mask-names -- ./train", "a long job, with names hidden"}},
+      .takes_command = true,
+      .trouble_status = kOwnFailure,
+      .run = record};
+  return verb;
+}
+
+}  // namespace forkpoint

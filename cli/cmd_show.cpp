@@ -1,0 +1,181 @@
+// forkpoint show: what a run holds.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "cli/show.h"
+#include "cli/terminal.h"
+#include "cli/verbs.h"
+
+namespace forkpoint {
+namespace {
+
+enum class Detail { overview, steps, records };
+
+struct ShowRequest {
+  std::string directory;
+  RecordFilter filter;
+  Detail detail = Detail::overview;
+};
+
+Phase phase_of(const std::string& text) {
+  if (const auto phase = phase_from_name(text)) return *phase;
+  std::string names;
+  for (int i = 0; i < kPhaseCount; ++i) names += fmt::format("{}{}", i ? ", " : "", name(static_cast<Phase>(i)));
+  throw UsageError(fmt::format("show: --phase `{}` is no phase.", text), fmt::format("Phases are {}.", names));
+}
+
+ShowRequest request_from(const Arguments& arguments) {
+  ShowRequest request;
+  request.directory = arguments.positional().front();
+  if (const auto text = arguments.value("steps")) request.filter.steps = parse_steps(*text);
+  if (const auto text = arguments.value("ranks")) request.filter.ranks = parse_ranks(*text);
+  if (const auto text = arguments.value("phase")) request.filter.phase = phase_of(*text);
+  request.filter.layer_glob = arguments.value("layer");
+  request.filter.tensor_glob = arguments.value("tensor");
+  if (request.filter.any() || arguments.has("records")) request.detail = Detail::records;
+  if (arguments.has("summary")) request.detail = Detail::steps;
+  return request;
+}
+
+// Step lines do not look at records, so a filter on names means nothing to them.
+void check(const ShowRequest& request) {
+  const RecordFilter& filter = request.filter;
+  if (request.detail == Detail::steps && (filter.layer_glob || filter.tensor_glob || filter.phase)) {
+    throw UsageError("show: --summary sums up whole steps, it cannot be filtered by --layer, --tensor or --phase.",
+                     "Leave --summary out to list the records.");
+  }
+}
+
+bool wants(const ShowRequest& request, const StepRows& step) {
+  return request.detail == Detail::steps || !step.rows.empty();
+}
+
+void note_problems(const std::vector<std::string>& problems) {
+  for (const std::string& problem : problems) print_warning(problem);
+}
+
+void show_text(const Run& run, const ShowRequest& request) {
+  const Style style(stdout);
+  if (request.detail == Detail::overview) {
+    print_answer(overview_text(overview_of(run), style, terminal_width(stdout)));
+    return;
+  }
+  std::vector<std::string> problems = run.problems();
+  bool any = false;
+  visit_steps(run, request.filter, request.detail == Detail::records, &problems, [&](const StepRows& step) {
+    if (!wants(request, step)) return true;
+    any = true;
+    print_answer(request.detail == Detail::records ? record_text(step, style) : step_text(step));
+    return !std::ferror(stdout);
+  });
+  flush_answer();
+  if (!any) print_note(fmt::format("{}: nothing in it matches.", request.directory));
+  note_problems(problems);
+}
+
+// One array element a line: a program can stream it, a person can grep it.
+class JsonArray {
+ public:
+  explicit JsonArray(std::string_view key) { print_answer(fmt::format(",\n\"{}\":[", key)); }
+  void add(const std::string& element) {
+    print_answer((first_ ? "\n" : ",\n") + element);
+    first_ = false;
+  }
+  void end() { print_answer("]"); }
+
+ private:
+  bool first_ = true;
+};
+
+void show_json_details(const Run& run, const ShowRequest& request, std::vector<std::string>* problems) {
+  const bool records = request.detail == Detail::records;
+  print_answer(records ? ",\n\"steps\":null" : ",\n\"records\":null");
+  JsonArray array(records ? "records" : "steps");
+  visit_steps(run, request.filter, records, problems, [&](const StepRows& step) {
+    if (!records) array.add(step_json(step));
+    for (const Record& record : step.rows) array.add(record_json(step, record));
+    return !std::ferror(stdout);
+  });
+  array.end();
+}
+
+void end_json(const std::vector<std::string>& problems) {
+  using Json = nlohmann::ordered_json;
+  print_answer(",\n\"problems\":" + Json(problems).dump(-1, ' ', false, Json::error_handler_t::replace) + "}\n");
+}
+
+void show_json(const Run& run, const ShowRequest& request) {
+  print_answer(overview_json(overview_of(run)));
+  std::vector<std::string> problems = run.problems();
+  if (request.detail == Detail::overview) {
+    print_answer(",\n\"steps\":null,\n\"records\":null");
+  } else {
+    show_json_details(run, request, &problems);
+  }
+  end_json(problems);
+}
+
+// The streams are lost, but the manifest still says what the run was.
+int show_manifest_only(const ShowRequest& request, bool json, const Error& problem) {
+  Manifest manifest;
+  try {
+    manifest = read_manifest(request.directory);
+  } catch (const Error&) {
+    throw problem;
+  }
+  const Overview overview = overview_of(request.directory, manifest, problem.what());
+  if (json) {
+    print_answer(overview_json(overview) + ",\n\"steps\":null,\n\"records\":null");
+    end_json(overview.problems);
+  } else {
+    print_answer(overview_text(overview, Style(stdout), terminal_width(stdout)));
+  }
+  return 2;
+}
+
+int show(const Arguments& arguments) {
+  const ShowRequest request = request_from(arguments);
+  check(request);
+  const bool json = arguments.has("json");
+  std::optional<Run> run;
+  try {
+    run = Run::open(request.directory);
+  } catch (const Error& error) {
+    return show_manifest_only(request, json, error);
+  }
+  json ? show_json(*run, request) : show_text(*run, request);
+  return 0;
+}
+
+}  // namespace
+
+const Verb& show_verb() {
+  static const Verb verb{
+      .name = "show",
+      .summary = "what a run holds: manifest, ranks, steps, layers, records",
+      .usage = "show [options] RUN",
+      .about =
+          "Without filters: the run's manifest, state, ranks, steps, layers and what is wrong with it, on one screen. With a\n"
+          "filter (or --records): every record that matches, with shape, digest, largest magnitude and non-finite count;\n"
+          "scalars with their value. GLOB is a shell pattern whose `*` also matches dots.",
+      .options = {kStepsOption,
+                  kRanksOption,
+                  {"layer", 0, "GLOB", "only layers whose dotted name matches, as in 'blocks.3.*'"},
+                  {"phase", 0, "PHASE", "only load, data, forward, backward, collective, optimizer or state"},
+                  {"tensor", 0, "GLOB", "only tensors whose name matches, as in '*.grad'"},
+                  {"records", 0, "", "list records also when no filter is given"},
+                  {"summary", 0, "", "a line a step and rank (records, bytes, digest of the step) instead"},
+                  kJsonOption},
+      .examples = {{"forkpoint show runs/good", "on one screen"},
+                   {"forkpoint show runs/good --steps 7 --ranks 2 --phase backward", "the gradients of one step"},
+                   {"forkpoint show runs/good --layer 'blocks.3.*' --tensor '*.grad'", "one layer through all steps"},
+                   {"forkpoint show runs/good --steps 0:9 --json | jq '.records[].digest'", "for a program"}},
+      .min_positional = 1,
+      .max_positional = 1,
+      .run = show};
+  return verb;
+}
+
+}  // namespace forkpoint

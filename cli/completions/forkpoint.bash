@@ -1,0 +1,71 @@
+# bash completion of forkpoint: verbs, options, run folders, and the command after `--`.
+
+# Folders that hold a run.json, and folders on the way to one.
+_forkpoint_runs() {
+  local folder
+  COMPREPLY=()
+  while IFS= read -r folder; do
+    if [[ -e $folder/run.json ]]; then
+      COMPREPLY+=("$folder ")
+    else
+      COMPREPLY+=("$folder/")
+    fi
+  done < <(compgen -d -- "$1")
+  compopt -o nospace 2>/dev/null
+}
+
+_forkpoint() {
+  local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} verb=${COMP_WORDS[1]} options i
+  COMPREPLY=()
+  if ((COMP_CWORD == 1)); then
+    mapfile -t COMPREPLY < <(compgen -W "record diff show merge version help --help --version" -- "$current")
+    return
+  fi
+  if [[ $verb == record ]]; then
+    for ((i = 2; i < COMP_CWORD; ++i)); do
+      if [[ ${COMP_WORDS[i]} == -- ]]; then
+        if declare -F _command_offset >/dev/null; then
+          _command_offset $((i + 1))
+        else
+          mapfile -t COMPREPLY < <(compgen -c -f -- "$current")
+        fi
+        return
+      fi
+    done
+  fi
+  case $previous in
+    -o | --output)
+      mapfile -t COMPREPLY < <(compgen -d -- "$current")
+      return
+      ;;
+    --html)
+      mapfile -t COMPREPLY < <(compgen -f -- "$current")
+      return
+      ;;
+    --level)
+      mapfile -t COMPREPLY < <(compgen -W "step layer" -- "$current")
+      return
+      ;;
+    --phase)
+      mapfile -t COMPREPLY < <(compgen -W "load data forward backward collective optimizer state" -- "$current")
+      return
+      ;;
+    --steps | --ranks | --every | --max-size | --first-step | --layer | --tensor) return ;;
+  esac
+  case $verb in
+    record) options="--output --level --steps --ranks --every --max-size --mask-names --first-step --help --" ;;
+    diff) options="--steps --ranks --json --html --full-scan --no-verify --help" ;;
+    show) options="--steps --ranks --layer --phase --tensor --records --summary --json --help" ;;
+    merge) options="--output --help" ;;
+    version) options="--json --help" ;;
+    help) options="record diff show merge version" ;;
+    *) return ;;
+  esac
+  if [[ $current == -* || $verb == help || $verb == record ]]; then
+    mapfile -t COMPREPLY < <(compgen -W "$options" -- "$current")
+  elif [[ $verb == diff || $verb == show || $verb == merge ]]; then
+    _forkpoint_runs "$current"
+  fi
+}
+
+complete -F _forkpoint forkpoint

@@ -1,0 +1,46 @@
+// The two ends of a recording: the run folder and the environment before the command starts, the manifest after it ended.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/arguments.h"
+#include "cli/target.h"
+#include "lib/run.h"
+
+namespace forkpoint {
+
+struct RecordingRequest {
+  std::string run_directory;  // empty: choose one under runs/
+  Level level = Level::step;
+  std::optional<StepRange> steps;
+  std::vector<int> ranks;            // sorted; empty: all
+  int64_t every = 1;
+  std::optional<uint64_t> max_size_bytes;
+  bool mask_names = false;
+  std::optional<int64_t> first_step;
+  std::vector<std::string> command;
+};
+
+// A run folder that did not exist before: `runs/train-20250131-120000`, relative to the working directory.
+std::string default_run_directory(const std::string& program);
+Manifest manifest_before(const RecordingRequest& request);
+// The variables of lib/probe_contract.h and LD_PRELOAD. Those that the request does not set are removed, so that a
+// recording depends on its command line alone.
+EnvironmentChanges contract_environment(const RecordingRequest& request, const std::string& probe);
+
+// What the command left behind.
+struct Recorded {
+  size_t ranks = 0;
+  size_t steps = 0;
+  int64_t first_step = 0, last_step = 0;  // meaningful when steps > 0
+  uint64_t records = 0, size_bytes = 0;
+  std::vector<int> missing_ranks, writing_ranks, died_ranks;
+  std::vector<std::string> problems;
+};
+// Reads the streams, gives those that are still being written a moment to end, completes the manifest from them and
+// writes it. The manifest says `whole` only when every stream that is there is whole and none is missing without reason.
+Recorded finish_recording(const RecordingRequest& request, Manifest manifest, const TargetEnd& end);
+
+}  // namespace forkpoint

@@ -1,0 +1,18 @@
+// The verbs of the program, in the order in which `forkpoint -h` lists them.
+#pragma once
+
+#include "cli/arguments.h"
+
+namespace forkpoint {
+
+const Verb& record_verb();
+const Verb& diff_verb();
+const Verb& show_verb();
+const Verb& merge_verb();
+const Verb& version_verb();
+
+const std::vector<const Verb*>& verbs();
+const Verb* find_verb(std::string_view name);  // nullptr: no such verb
+std::string program_help();
+
+}  // namespace forkpoint
