@@ -100,8 +100,9 @@ class ArgumentParser {
       throw UsageError(fmt::format("{}: the command to run is missing; it stands after `--`.", verb_.name), usage);
     }
     if (count > verb_.max_positional) {
-      throw UsageError(fmt::format("{}: `{}` is one argument too many.", verb_.name,
-                                   result_.positional_[verb_.max_positional]), usage);
+      throw UsageError(
+          fmt::format("{}: `{}` is one argument too many.", verb_.name, result_.positional_[verb_.max_positional]),
+          usage);
     }
     if (count < verb_.min_positional) {
       throw UsageError(fmt::format("{}: {} of {} arguments given.", verb_.name, count, verb_.min_positional), usage);

@@ -1,7 +1,8 @@
-// The command line as data: a verb is a table of options, examples and a function; parsing, help and the completion test
-// all read the same table. Boost.Program_options does the splitting.
+// The command line as data: a verb is a table of options, examples and a function; parsing, help and the completion
+// test all read the same table. Boost.Program_options does the splitting.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -56,6 +57,8 @@ int diff_runs(const Arguments& arguments) {
   const auto html = arguments.value("html");
   if (html && html->empty()) throw UsageError("diff: --html is empty.", "Give it the file to write.");
   const Run a = Run::open(path_a), b = Run::open(path_b);
+  std::error_code ignored;
+  if (std::filesystem::equivalent(path_a, path_b, ignored)) print_warning("both are one and the same folder.");
   Progress progress(fmt::format("comparing {} and {}:", printable(path_a), printable(path_b)));
   options.progress = [&](uint64_t done, uint64_t total) { progress.update(done, total); };
   const Verdict verdict = diff(a, b, options);
@@ -78,9 +81,9 @@ const Verb& diff_verb() {
       .summary = "compare two runs: the first step, rank, layer and tensor that differ, and why",
       .usage = "diff [options] A B",
       .about =
-          "Compares run A (the reference) with run B, bit by bit, and names the first divergence: the earliest record whose\n"
-          "inputs agree and whose output differs. Runs that do not line up (cut short, other ranks, a layer more) are\n"
-          "compared in what they share. Exit status: 0 identical, 1 diverged, 2 trouble or incomparable.",
+          "Compares run A (the reference) with run B, bit by bit, and names the first divergence: the earliest\n"
+          "record whose inputs agree and whose output differs. Runs that do not line up (cut short, other ranks, a\n"
+          "layer more) are compared in what they share. Exit status: 0 identical, 1 diverged, 2 trouble or incomparable.",
       .options = {kStepsOption,
                   kRanksOption,
                   kJsonOption,

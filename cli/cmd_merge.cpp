@@ -23,19 +23,19 @@ int merge(const Arguments& arguments) {
 }  // namespace
 
 const Verb& merge_verb() {
-  static const Verb verb{
-      .name = "merge",
-      .summary = "join runs of one job that were recorded to a folder a node",
-      .usage = "merge -o OUT RUN...",
-      .about =
-          "Copies the streams of several folders, one a node of the same job, into the new run OUT. The folders are left\n"
-          "alone. They must hold different ranks, and agree in command, world size and level.",
-      .options = {{"output", 'o', "OUT", "folder to make; never overwritten"}},
-      .examples = {{"forkpoint merge -o runs/good node0/good node1/good", "two nodes"},
-                   {"forkpoint merge -o runs/bad /mnt/*/runs/bad", "as many as there are"}},
-      .min_positional = 1,
-      .max_positional = 1 << 20,
-      .run = merge};
+  static const Verb verb{.name = "merge",
+                         .summary = "join runs of one job that were recorded to a folder a node",
+                         .usage = "merge -o OUT RUN...",
+                         .about =
+                             "Copies the streams of several folders, one a node of the same job, into the new run OUT.\n"
+                             "The folders are left alone. They must hold different ranks, and agree in command, world\n"
+                             "size and level.",
+                         .options = {{"output", 'o', "OUT", "folder to make; never overwritten"}},
+                         .examples = {{"forkpoint merge -o runs/good node0/good node1/good", "two nodes"},
+                                      {"forkpoint merge -o runs/bad /mnt/*/runs/bad", "as many as there are"}},
+                         .min_positional = 1,
+                         .max_positional = 1 << 20,
+                         .run = merge};
   return verb;
 }
 

@@ -22,8 +22,9 @@ Level requested_level(const Arguments& arguments) {
   const std::string text = arguments.value("level").value_or("step");
   const auto level = level_from_name(text);
   if (!level) {
-    throw UsageError(fmt::format("record: --level `{}` is neither step nor layer.", text),
-                     "step: batch, loss, gradients, weights, optimizer state; layer: also every layer's inputs and outputs.");
+    throw UsageError(
+        fmt::format("record: --level `{}` is neither step nor layer.", text),
+        "step: batch, loss, gradients, weights, optimizer state; layer: also every layer's inputs and outputs.");
   }
   if (*level == Level::launch) {
     throw UsageError("record: --level launch is not part of this version.", "The finest level is --level layer.");
@@ -95,8 +96,9 @@ void report(const RecordingRequest& request, const Recorded& recorded, const Tar
                               some_ranks(recorded.died_ranks), end.sentence()));
   }
   if (!recorded.missing_ranks.empty()) {
-    print_warning(fmt::format("{} left no stream. If it ran on another machine, join the folders with `forkpoint merge`.",
-                              some_ranks(recorded.missing_ranks)));
+    print_warning(
+        fmt::format("{} left no stream. If it ran on another machine, join the folders with `forkpoint merge`.",
+                    some_ranks(recorded.missing_ranks)));
   }
 }
 
@@ -119,10 +121,9 @@ int record(const Arguments& arguments) {
   const FreshFolders fresh(request.run_directory);
   create_run(request.run_directory, manifest_before(request));
   const Manifest manifest = read_manifest(request.run_directory);  // with what create_run added: who we are
+  TargetEnd end;
   try {
-    TargetEnd end = run_target(request.command, contract_environment(request, probe));
-    end.exit_status = finish(request, manifest, end);
-    exit_like(end);
+    end = run_target(request.command, contract_environment(request, probe));
   } catch (const CannotRun& error) {
     fresh.remove(request.run_directory);
     print_error(error);
@@ -131,6 +132,8 @@ int record(const Arguments& arguments) {
     fresh.remove(request.run_directory);
     throw;
   }
+  end.exit_status = finish(request, manifest, end);
+  exit_like(end);
 }
 
 }  // namespace
@@ -141,11 +144,12 @@ const Verb& record_verb() {
       .summary = "run a command and keep a run: one hash stream a rank",
       .usage = "record [-o RUN] [options] -- CMD [ARG...]",
       .about =
-          "Runs CMD with the probe loaded (LD_PRELOAD) and writes what the ranks report through forkpoint.h to a new run\n"
-          "folder. CMD keeps its stdin, stdout and stderr; its exit status is passed on (128+n: signal n; 125: forkpoint\n"
-          "itself failed; 126: not executable; 127: not found).",
+          "Runs CMD with the probe loaded (LD_PRELOAD) and writes what the ranks report through forkpoint.h\n"
+          "to a new run folder. CMD keeps its stdin, stdout and stderr; its exit status is passed on\n"
+          "(128+n: signal n; 125: forkpoint itself failed; 126: not executable; 127: not found).",
       .options = {{"output", 'o', "RUN", "folder to make (default: runs/NAME-YYYYmmdd-HHMMSS); never overwritten"},
-                  {"level", 0, "step|layer", "how fine: step (default), or layer: also every layer's inputs and outputs"},
+                  {"level", 0, "step|layer",
+                   "how fine: step (default), or layer: also every layer's inputs and outputs"},
                   kStepsOption,
                   kRanksOption,
                   {"every", 0, "N", "only every N-th step"},
@@ -157,7 +161,8 @@ const Verb& record_verb() {
                     "a named run, fine enough to name a layer; RANK or its like tells the ranks apart"},
                    {"forkpoint record -o runs/window --level layer --steps 100:110 -- ./train --resume",
                     "only the window in which two runs are known to fork"},
-                   {"forkpoint record --every 10 --max-size 2G --mask-names -- ./train", "a long job, with names hidden"}},
+                   {"forkpoint record --every 10 --max-size 2G --mask-names -- ./train",
+                    "a long job, with names hidden"}},
       .takes_command = true,
       .trouble_status = kOwnFailure,
       .run = record};

@@ -157,9 +157,9 @@ const Verb& show_verb() {
       .summary = "what a run holds: manifest, ranks, steps, layers, records",
       .usage = "show [options] RUN",
       .about =
-          "Without filters: the run's manifest, state, ranks, steps, layers and what is wrong with it, on one screen. With a\n"
-          "filter (or --records): every record that matches, with shape, digest, largest magnitude and non-finite count;\n"
-          "scalars with their value. GLOB is a shell pattern whose `*` also matches dots.",
+          "Without filters: the run's manifest, state, ranks, steps, layers and what is wrong with it, on one\n"
+          "screen. With a filter (or --records): every record that matches, with shape, digest, largest magnitude\n"
+          "and non-finite count; scalars with their value. GLOB is a shell pattern whose `*` also matches dots.",
       .options = {kStepsOption,
                   kRanksOption,
                   {"layer", 0, "GLOB", "only layers whose dotted name matches, as in 'blocks.3.*'"},

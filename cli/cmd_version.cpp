@@ -52,14 +52,15 @@ int version(const Arguments& arguments) {
 }  // namespace
 
 const Verb& version_verb() {
-  static const Verb verb{.name = "version",
-                         .summary = "version, format, build and probe of this program",
-                         .usage = "version [--json]",
-                         .about = "Prints what this program is, which files it reads and writes, and which probe it would load.",
-                         .options = {kJsonOption},
-                         .examples = {{"forkpoint version", "for a bug report"},
-                                      {"forkpoint version --json | jq -r .stream_format", "for a program"}},
-                         .run = version};
+  static const Verb verb{
+      .name = "version",
+      .summary = "version, format, build and probe of this program",
+      .usage = "version [--json]",
+      .about = "Prints what this program is, which files it reads and writes, and which probe it would load.",
+      .options = {kJsonOption},
+      .examples = {{"forkpoint version", "for a bug report"},
+                   {"forkpoint version --json | jq -r .stream_format", "for a program"}},
+      .run = version};
   return verb;
 }
 

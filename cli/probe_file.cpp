@@ -35,8 +35,9 @@ std::string find_probe() {
     std::error_code error;
     if (!fs::is_regular_file(place, error)) continue;
     if (place.find_first_of(kSeparators) != place.npos) {
-      throw Error(fmt::format("the probe lies at `{}`, and LD_PRELOAD cannot name a path with blanks or colons.", place),
-                  "Copy it elsewhere and set FORKPOINT_PROBE to its path.");
+      throw Error(
+          fmt::format("the probe lies at `{}`, and LD_PRELOAD cannot name a path with blanks or colons.", place),
+          "Copy it elsewhere and set FORKPOINT_PROBE to its path.");
     }
     return place;
   }

@@ -20,7 +20,8 @@ namespace fs = std::filesystem;
 
 std::string default_run_directory(const std::string& program) {
   std::string name = fs::path(program).filename().string();
-  std::replace_if(name.begin(), name.end(), [](unsigned char c) { return !std::isalnum(c) && c != '.' && c != '_'; }, '-');
+  std::replace_if(
+      name.begin(), name.end(), [](unsigned char c) { return !std::isalnum(c) && c != '.' && c != '_'; }, '-');
   const std::time_t now = std::time(nullptr);
   std::tm parts{};
   localtime_r(&now, &parts);
@@ -51,7 +52,8 @@ Manifest manifest_before(const RecordingRequest& request) {
 
 EnvironmentChanges contract_environment(const RecordingRequest& request, const std::string& probe) {
   using namespace contract;
-  EnvironmentChanges changes{{kSteps, {}}, {kRanks, {}}, {kEvery, {}}, {kMaxSizeBytes, {}}, {kMaskNames, {}}, {kFirstStep, {}}};
+  EnvironmentChanges changes{{kSteps, {}},        {kRanks, {}},     {kEvery, {}},
+                             {kMaxSizeBytes, {}}, {kMaskNames, {}}, {kFirstStep, {}}};
   changes[kRun] = fs::absolute(request.run_directory).lexically_normal().string();
   changes[kLevel] = std::string(name(request.level));
   if (request.steps) {

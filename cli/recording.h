@@ -1,4 +1,5 @@
-// The two ends of a recording: the run folder and the environment before the command starts, the manifest after it ended.
+// The two ends of a recording: the run folder and the environment before the command starts, the manifest after it
+// ended.
 #pragma once
 
 #include <optional>
@@ -15,7 +16,7 @@ struct RecordingRequest {
   std::string run_directory;  // empty: choose one under runs/
   Level level = Level::step;
   std::optional<StepRange> steps;
-  std::vector<int> ranks;            // sorted; empty: all
+  std::vector<int> ranks;  // sorted; empty: all
   int64_t every = 1;
   std::optional<uint64_t> max_size_bytes;
   bool mask_names = false;
@@ -40,7 +41,8 @@ struct Recorded {
   std::vector<std::string> problems;
 };
 // Reads the streams, gives those that are still being written a moment to end, completes the manifest from them and
-// writes it. The manifest says `whole` only when every stream that is there is whole and none is missing without reason.
+// writes it. The manifest says `whole` only when every stream that is there is whole and none is missing without
+// reason.
 Recorded finish_recording(const RecordingRequest& request, Manifest manifest, const TargetEnd& end);
 
 }  // namespace forkpoint

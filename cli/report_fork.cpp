@@ -100,7 +100,9 @@ class Alignment {
   }
 
   const Site& site(size_t i, size_t j) const { return i != kNone ? a_.site(i) : b_.site(j); }
-  int32_t micro_step(size_t i, size_t j) const { return i != kNone ? a_.columns.micro_step[i] : b_.columns.micro_step[j]; }
+  int32_t micro_step(size_t i, size_t j) const {
+    return i != kNone ? a_.columns.micro_step[i] : b_.columns.micro_step[j];
+  }
 
  private:
   static constexpr size_t kNone = static_cast<size_t>(-1);
@@ -123,7 +125,8 @@ bool is_about(const Divergence& first, const Site& site, int32_t micro_step) {
 }
 
 // The record that the verdict names, else the first that differs.
-size_t fork_index(const Alignment& alignment, const std::vector<std::pair<size_t, size_t>>& pairs, const Divergence& first) {
+size_t fork_index(const Alignment& alignment, const std::vector<std::pair<size_t, size_t>>& pairs,
+                  const Divergence& first) {
   size_t any = pairs.size();
   for (size_t k = 0; k < pairs.size(); ++k) {
     const auto [i, j] = pairs[k];

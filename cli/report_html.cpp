@@ -19,12 +19,23 @@ std::string escaped(std::string_view text) {
   std::string out;
   for (const char c : printable(text)) {
     switch (c) {
-      case '&': out += "&amp;"; break;
-      case '<': out += "&lt;"; break;
-      case '>': out += "&gt;"; break;
-      case '"': out += "&quot;"; break;
-      case '\'': out += "&#39;"; break;
-      default: out += c;
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      case '\'':
+        out += "&#39;";
+        break;
+      default:
+        out += c;
     }
   }
   return out;
@@ -41,10 +52,14 @@ std::string script_safe(const Json& json) {
 
 char cell_letter(Cell cell) {
   switch (cell) {
-    case Cell::equal: return 'e';
-    case Cell::diverged: return 'd';
-    case Cell::propagated: return 'p';
-    case Cell::missing: return 'm';
+    case Cell::equal:
+      return 'e';
+    case Cell::diverged:
+      return 'd';
+    case Cell::propagated:
+      return 'p';
+    case Cell::missing:
+      return 'm';
   }
   return 'm';
 }
@@ -107,7 +122,8 @@ Json page_data(const Run& a, const Run& b, const Verdict& verdict, const Losses&
 
 class Page {
  public:
-  Page(const Run& a, const Run& b, const Verdict& verdict) : a_(a), b_(b), verdict_(verdict), losses_(read_losses(a, b, verdict)) {
+  Page(const Run& a, const Run& b, const Verdict& verdict)
+      : a_(a), b_(b), verdict_(verdict), losses_(read_losses(a, b, verdict)) {
     if (verdict.first) fork_ = records_around_fork(a, b, verdict);
   }
 
@@ -134,14 +150,17 @@ class Page {
     out_ += "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">";
     out_ += "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">";
     out_ += "<meta name=\"color-scheme\" content=\"light dark\">";
-    put("<title>{} \xE2\x80\x93 forkpoint</title>\n<style>{}</style></head>\n", escaped(headline(verdict_)), kReportStyle);
+    put("<title>{} \xE2\x80\x93 forkpoint</title>\n<style>{}</style></head>\n", escaped(headline(verdict_)),
+        kReportStyle);
     put("<body class=\"{}\"><main>\n", name(verdict_.outcome));
   }
 
   void verdict() {
-    const std::string title = headline(verdict_);
+    // The sentence about runs that cannot be compared is too long for a title.
+    const bool is_long = verdict_.outcome == Outcome::incomparable;
+    const std::string title = is_long ? std::string(name(verdict_.outcome)) : headline(verdict_);
     put("<header><p class=\"brand\">forkpoint <span>{}</span></p><h1>{}</h1>", name(verdict_.outcome), escaped(title));
-    const std::string reason = remaining_reason(verdict_);
+    const std::string reason = is_long ? verdict_.reason : remaining_reason(verdict_);
     if (!reason.empty()) put("<p class=\"reason\">{}</p>", escaped(reason));
     put("<dl class=\"runs\"><dt class=\"a\">run A</dt><dd>{}</dd><dt class=\"b\">run B</dt><dd>{}</dd></dl></header>\n",
         run_line(a_), run_line(b_));
@@ -151,7 +170,8 @@ class Page {
   static std::string run_line(const Run& run) {
     const std::string command = fmt::format("{}", fmt::join(run.manifest().command, " "));
     return fmt::format("<b>{}</b> <span>{}{}</span> <code>{}</code>", escaped(run.directory()), name(run.state()),
-                       run.manifest().started_at.empty() ? "" : ", " + escaped(run.manifest().started_at), escaped(command));
+                       run.manifest().started_at.empty() ? "" : ", " + escaped(run.manifest().started_at),
+                       escaped(command));
   }
 
   void tile(std::string_view label, const std::string& value) {
@@ -164,8 +184,12 @@ class Page {
       tile("step", first->in_prologue ? "before the first" : std::to_string(first->step));
       tile("rank", first->rank < 0 ? "all alike" : std::to_string(first->rank));
       if (first->phase) tile("phase", std::string(name(*first->phase)));
-      tile("ranks that differ", fmt::format("{} of {}", verdict_.ranks_diverged.size(), verdict_.coverage.ranks_compared));
+      tile("ranks that differ",
+           fmt::format("{} of {}", verdict_.ranks_diverged.size(), verdict_.coverage.ranks_compared));
       tile("records that follow", grouped(verdict_.propagated));
+    } else {
+      tile("ranks compared", std::to_string(verdict_.coverage.ranks_compared));
+      tile("steps compared", grouped(verdict_.coverage.steps_compared));
     }
     tile("records compared", grouped(verdict_.coverage.records_compared));
     tile("bytes hashed", human_size(verdict_.coverage.bytes_hashed));
@@ -205,31 +229,40 @@ class Page {
 
   void map() {
     if (verdict_.map.empty() || verdict_.map_steps.empty()) return;
-    put("<section><h2>Where</h2><p class=\"lead\">{} (a layer in a phase) by {}; a cell is the worst over all ranks.</p>",
+    put("<section><h2>Where</h2><p class=\"lead\">{} (a layer in a phase) by {}; a cell is the worst over all "
+        "ranks.</p>",
         counted(verdict_.map.size(), "row"), counted(verdict_.map_steps.size(), "step"));
     out_ +=
         "<div class=\"bar\"><ul class=\"legend\"><li class=\"equal\">equal</li><li class=\"diverged\">diverged</li>"
         "<li class=\"propagated\">propagated</li><li class=\"missing\">nothing to compare</li></ul>"
         "<span class=\"tools\"><label><input type=\"checkbox\" id=\"differing\"> only rows that differ</label>"
         "<label>row height <input type=\"range\" id=\"height\" min=\"0\" max=\"100\"></label></span></div>"
-        "<div id=\"map\" tabindex=\"0\" aria-label=\"map of steps by layers\"><div id=\"spacer\"><canvas></canvas></div></div>"
+        "<div id=\"map\" tabindex=\"0\" aria-label=\"map of steps by layers\"><div "
+        "id=\"spacer\"><canvas></canvas></div></div>"
         "</section>\n";
   }
 
   void losses() {
-    put("<section><h2>Loss</h2>{}", losses_.series.empty() ? "" :
-        "<div class=\"bar\"><ul class=\"legend\"><li class=\"a\">run A</li><li class=\"b\">run B</li></ul>"
-        "<span class=\"tools\"><select id=\"curve\" aria-label=\"which loss\"></select></span></div><div id=\"loss\"></div>");
+    put("<section><h2>Loss</h2>{}",
+        losses_.series.empty()
+            ? ""
+            : "<div class=\"bar\"><ul class=\"legend\"><li class=\"a\">run A</li><li class=\"b\">run B</li></ul>"
+              "<span class=\"tools\"><select id=\"curve\" aria-label=\"which loss\"></select></span></div><div "
+              "id=\"loss\"></div>");
     if (!losses_.note.empty()) put("<p class=\"lead\">{}</p>", escaped(losses_.note));
     out_ += "</section>\n";
   }
 
   static std::string_view state_word(const ForkRow& row) {
     switch (row.state) {
-      case ForkRow::State::equal: return "equal";
-      case ForkRow::State::differs: return "differs";
-      case ForkRow::State::only_first: return "only in A";
-      case ForkRow::State::only_second: return "only in B";
+      case ForkRow::State::equal:
+        return "equal";
+      case ForkRow::State::differs:
+        return "differs";
+      case ForkRow::State::only_first:
+        return "only in A";
+      case ForkRow::State::only_second:
+        return "only in B";
     }
     return "";
   }
@@ -244,7 +277,8 @@ class Page {
     put("<p class=\"lead\">Records of rank {}, {}, in the order of run A; {} before and {} after these.</p>",
         fork_.rank, step, grouped(fork_.rows_before), grouped(fork_.rows_after));
     out_ +=
-        "<div class=\"scroll\"><table class=\"records\"><thead><tr><th>phase</th><th>layer</th><th>tensor</th><th>form</th>"
+        "<div class=\"scroll\"><table "
+        "class=\"records\"><thead><tr><th>phase</th><th>layer</th><th>tensor</th><th>form</th>"
         "<th class=\"a\">run A</th><th class=\"b\">run B</th><th>largest</th><th></th></tr></thead><tbody>";
     for (const ForkRow& row : fork_.rows) record_row(row);
     out_ += "</tbody></table></div></section>\n";
@@ -258,11 +292,14 @@ class Page {
     if (site.kind == Kind::collective) tensor += fmt::format(" ({})", name(site.role));
     if (row.micro_step) tensor += fmt::format(" micro {}", row.micro_step);
     if (row.call) tensor += fmt::format(" #{}", row.call);
-    put("<tr class=\"{}{}\"><td><i class=\"phase {}\"></i>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>"
+    put("<tr class=\"{}{}\"><td><i class=\"phase "
+        "{}\"></i>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>"
         "<td>{}</td><td>{}</td></tr>",
         equal ? "equal" : "differs", row.is_fork ? " fork" : "", name(site.phase), name(site.phase),
-        escaped(site.op.empty() ? site.layer : site.layer.empty() ? site.op : site.layer + ", " + site.op), escaped(tensor),
-        escaped(both(row, &ForkRow::Side::form)), cell(row.first), cell(row.second),
+        escaped(site.op.empty()      ? site.layer
+                : site.layer.empty() ? site.op
+                                     : site.layer + ", " + site.op),
+        escaped(tensor), escaped(both(row, &ForkRow::Side::form)), cell(row.first), cell(row.second),
         escaped(both(row, &ForkRow::Side::absmax)), row.is_fork ? "fork" : state_word(row));
   }
 
@@ -303,7 +340,9 @@ class Page {
       out_ += "<p class=\"lead\">Command, environment, versions, GPUs and world size are the same.</p></section>\n";
       return;
     }
-    out_ += "<div class=\"scroll\"><table class=\"manifest\"><thead><tr><th></th><th class=\"a\">run A</th><th class=\"b\">run B</th></tr></thead><tbody>";
+    out_ +=
+        "<div class=\"scroll\"><table class=\"manifest\"><thead><tr><th></th><th class=\"a\">run A</th><th "
+        "class=\"b\">run B</th></tr></thead><tbody>";
     for (const ManifestDifference& entry : found) {
       put("<tr><th>{}</th><td>{}</td><td>{}</td></tr>", escaped(entry.field), escaped(entry.a), escaped(entry.b));
     }
@@ -312,7 +351,8 @@ class Page {
 
   void tail() {
     put("<footer>forkpoint {}</footer></main>\n<div id=\"tip\" role=\"status\"></div>\n", FORKPOINT_VERSION);
-    put("<script type=\"application/json\" id=\"data\">{}</script>\n", script_safe(page_data(a_, b_, verdict_, losses_)));
+    put("<script type=\"application/json\" id=\"data\">{}</script>\n",
+        script_safe(page_data(a_, b_, verdict_, losses_)));
     put("<script>{}</script>\n</body></html>\n", kReportScript);
   }
 

@@ -110,7 +110,8 @@ Losses read_losses(const Run& a, const Run& b, const Verdict& verdict) {
 
 namespace {
 
-void compare(const std::string& field, const std::string& a, const std::string& b, std::vector<ManifestDifference>* out) {
+void compare(const std::string& field, const std::string& a, const std::string& b,
+             std::vector<ManifestDifference>* out) {
   if (a != b) out->push_back({field, a, b});
 }
 
@@ -120,7 +121,8 @@ void compare_maps(const std::string& prefix, const std::map<std::string, std::st
   keys.insert(b.begin(), b.end());
   for (const auto& [key, unused] : keys) {
     const auto in_a = a.find(key), in_b = b.find(key);
-    compare(prefix + key, in_a == a.end() ? "(not set)" : in_a->second, in_b == b.end() ? "(not set)" : in_b->second, out);
+    compare(prefix + key, in_a == a.end() ? "(not set)" : in_a->second, in_b == b.end() ? "(not set)" : in_b->second,
+            out);
   }
 }
 

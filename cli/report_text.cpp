@@ -16,18 +16,20 @@ std::string describe(const Pointing& pointing) {
   }
   text += fmt::format(", changed by {:+}", pointing.delta);
   if (pointing.bit >= 0) {
-    text += fmt::format(" ({}2^{}): one word, consistent with a flipped bit", pointing.delta < 0 ? "-" : "+", pointing.bit);
+    text +=
+        fmt::format(" ({}2^{}): one word, consistent with a flipped bit", pointing.delta < 0 ? "-" : "+", pointing.bit);
   }
   return text;
 }
 
 std::string describe(const Coverage& coverage) {
-  std::string text = fmt::format("{} compared on {} and {}, {} hashed, level {}",
-                                 counted(coverage.records_compared, "record"),
-                                 counted(static_cast<uint64_t>(std::max(0, coverage.ranks_compared)), "rank"),
-                                 counted(coverage.steps_compared, "step"), human_size(coverage.bytes_hashed),
-                                 coverage.level.empty() ? "unknown" : coverage.level);
-  if (coverage.frames_verified) text += fmt::format(", checksums of {} verified", counted(coverage.frames_verified, "frame"));
+  std::string text =
+      fmt::format("{} compared on {} and {}, {} hashed, level {}", counted(coverage.records_compared, "record"),
+                  counted(static_cast<uint64_t>(std::max(0, coverage.ranks_compared)), "rank"),
+                  counted(coverage.steps_compared, "step"), human_size(coverage.bytes_hashed),
+                  coverage.level.empty() ? "unknown" : coverage.level);
+  if (coverage.frames_verified)
+    text += fmt::format(", checksums of {} verified", counted(coverage.frames_verified, "frame"));
   return text;
 }
 
@@ -45,7 +47,11 @@ std::string remaining_reason(const Verdict& verdict) {
 std::vector<std::string> remaining_notes(const Verdict& verdict) {
   std::vector<std::string> notes = verdict.notes;
   const std::vector<std::string>& said = verdict.cause.evidence;
-  std::erase_if(notes, [&](const std::string& note) { return std::find(said.begin(), said.end(), note) != said.end(); });
+  std::erase_if(notes, [&](const std::string& note) {
+    const auto repeats = [&](const std::string& gap) { return note.find(gap) != note.npos; };
+    return std::find(said.begin(), said.end(), note) != said.end() ||
+           std::any_of(verdict.gaps.begin(), verdict.gaps.end(), repeats);
+  });
   return notes;
 }
 
@@ -102,9 +108,12 @@ class Blocks {
 std::string painted_headline(const Verdict& verdict, const Style& style) {
   const std::string text = printable(headline(verdict));
   switch (verdict.outcome) {
-    case Outcome::identical: return style.green(text);
-    case Outcome::diverged: return style.red(text);
-    case Outcome::incomparable: return style.yellow(text);
+    case Outcome::identical:
+      return style.green(text);
+    case Outcome::diverged:
+      return style.red(text);
+    case Outcome::incomparable:
+      return style.yellow(text);
   }
   return text;
 }
@@ -124,8 +133,9 @@ void add_divergence(const Verdict& verdict, Blocks* blocks) {
   for (const Divergence& divergence : verdict.also_first) also.push_back(place_text(divergence));
   blocks->add_list("also first", also);
   blocks->add("ranks", ranks_phrase(verdict));
-  blocks->add("propagated", verdict.propagated ? counted(verdict.propagated, "later record") + " differ as a consequence"
-                                               : "nothing else differs");
+  blocks->add("propagated", verdict.propagated
+                                ? counted(verdict.propagated, "later record") + " differ as a consequence"
+                                : "nothing else differs");
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ namespace forkpoint {
 
 struct RecordFilter {
   StepRange steps;
-  std::vector<int> ranks;  // sorted; empty: all
+  std::vector<int> ranks;                              // sorted; empty: all
   std::optional<std::string> layer_glob, tensor_glob;  // `*` also matches dots
   std::optional<Phase> phase;
 
@@ -52,8 +52,8 @@ Overview overview_of(const Run& run);
 // Of a folder whose manifest can be read, but none of its streams.
 Overview overview_of(const std::string& directory, const Manifest& manifest, const std::string& problem);
 
-// Calls visit once a step with the rows that the filter lets through, ranks in order, steps as in the stream. A step that
-// cannot be read is put into problems. visit returns false to stop.
+// Calls visit once a step with the rows that the filter lets through, ranks in order, steps as in the stream. A step
+// that cannot be read is put into problems. visit returns false to stop.
 struct StepRows {
   const HashStreamReader* stream = nullptr;
   size_t step_index = 0;
@@ -65,10 +65,10 @@ void visit_steps(const Run& run, const RecordFilter& filter, bool with_records, 
 
 std::string hex(const Digest& digest);
 std::string overview_text(const Overview& overview, const Style& style, size_t width);
-std::string step_text(const StepRows& step);                             // one line
-std::string record_text(const StepRows& step, const Style& style);       // a heading and a line a record
+std::string step_text(const StepRows& step);                        // one line
+std::string record_text(const StepRows& step, const Style& style);  // a heading and a line a record
 // JSON pieces; the caller joins them, since a run's records need not fit in memory.
-std::string overview_json(const Overview& overview);                     // "{ ... " without the closing brace
+std::string overview_json(const Overview& overview);  // "{ ... " without the closing brace
 std::string step_json(const StepRows& step);
 std::string record_json(const StepRows& step, const Record& record);
 

@@ -108,7 +108,8 @@ namespace {
 void keep_wanted(const RecordFilter& filter, const StepColumns& columns, StepRows* step) {
   const auto sites = step->stream->sites();
   for (size_t i = 0; i < columns.size(); ++i) {
-    if (columns.site[i] < sites.size() && filter.wants_site(sites[columns.site[i]])) step->rows.push_back(columns.row(i));
+    if (columns.site[i] < sites.size() && filter.wants_site(sites[columns.site[i]]))
+      step->rows.push_back(columns.row(i));
   }
 }
 

@@ -107,15 +107,17 @@ class OverviewText {
     const int64_t first = *overview_.steps.begin(), last = *overview_.steps.rbegin();
     const size_t incomplete = overview_.incomplete_steps.size();
     std::string text = fmt::format("{} ({} to {})", grouped(overview_.steps.size()), first, last);
-    text += incomplete == 0 ? ", all complete"
-                            : fmt::format(", {} incomplete (the first is {})", incomplete, *overview_.incomplete_steps.begin());
+    text += incomplete == 0
+                ? ", all complete"
+                : fmt::format(", {} incomplete (the first is {})", incomplete, *overview_.incomplete_steps.begin());
     if (overview_.has_prologue) text += "; and what was made before the first";
     return text;
   }
 
   void rank_table() {
     if (overview_.ranks.size() < 2) return;
-    out_ += fmt::format("\n  {:>5}  {:<9} {:>7} {:>13} {:>10}  {}\n", "rank", "state", "steps", "records", "size", "device");
+    out_ += fmt::format("\n  {:>5}  {:<9} {:>7} {:>13} {:>10}  {}\n", "rank", "state", "steps", "records", "size",
+                        "device");
     size_t shown = 0;
     for (const RankOverview& rank : overview_.ranks) {
       // Of many ranks those that are not whole are the ones to see.
@@ -148,7 +150,8 @@ class OverviewText {
       std::vector<std::string_view> phases;
       for (const Phase phase : entry.phases) phases.push_back(name(phase));
       const std::string label = pattern.empty() ? "(no layer)" : printable(pattern);
-      out_ += fmt::format("  {:<{}}  {:>6} {:>8}  {}\n", label, column, entry.layers, entry.tensors, fmt::join(phases, ", "));
+      out_ += fmt::format("  {:<{}}  {:>6} {:>8}  {}\n", label, column, entry.layers, entry.tensors,
+                          fmt::join(phases, ", "));
     }
     if (lines.size() > kMostLayers) out_ += fmt::format("  and {} more (see --json)\n", lines.size() - kMostLayers);
   }
@@ -159,7 +162,9 @@ class OverviewText {
   std::string out_;
 };
 
-std::string step_name(int64_t step) { return step == kPrologueStep ? "before the first step" : fmt::format("step {}", step); }
+std::string step_name(int64_t step) {
+  return step == kPrologueStep ? "before the first step" : fmt::format("step {}", step);
+}
 
 std::string value_text(const Site& site, const Record& record) {
   if (site.kind == Kind::scalar) return fmt::format("value {}", scalar_value(record.digest));

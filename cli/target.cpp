@@ -95,7 +95,8 @@ pid_t start(std::vector<std::string> command, const EnvironmentChanges& changes,
   const bool failed = child > 0 && read(report[0], &exec_error, sizeof(exec_error)) == sizeof(exec_error);
   close(report[0]);
   if (child < 0) {
-    throw Error(fmt::format("cannot start a process: {}.", std::strerror(fork_error)), "See `ulimit -u` and free memory.");
+    throw Error(fmt::format("cannot start a process: {}.", std::strerror(fork_error)),
+                "See `ulimit -u` and free memory.");
   }
   if (failed) {
     waitpid(child, nullptr, 0);

@@ -1,5 +1,5 @@
-// Runs somebody else's command as if it had been started in our place: stdin, stdout and stderr untouched, signals passed
-// on, its exit status ours.
+// Runs somebody else's command as if it had been started in our place: stdin, stdout and stderr untouched, signals
+// passed on, its exit status ours.
 #pragma once
 
 #include <map>
@@ -26,19 +26,19 @@ class CannotRun : public Error {
 using EnvironmentChanges = std::map<std::string, std::optional<std::string>>;
 
 struct TargetEnd {
-  int exit_status = 0;      // 128 + n: signal n
-  int signal = 0;           // that killed it; 0: it exited
-  bool interrupted = false; // by Ctrl-C on our terminal
+  int exit_status = 0;           // 128 + n: signal n
+  int signal = 0;                // that killed it; 0: it exited
+  bool interrupted = false;      // by Ctrl-C on our terminal
   std::string reason() const;    // "exited with status 0", "killed by signal 9 (Killed)"
   std::string sentence() const;  // "the command exited with status 0", "the command was killed by signal 9 (Killed)"
 };
 
 // Starts command (found through PATH) and waits for its end; throws CannotRun, or Error when no process can be made.
 //
-// Signals: what the terminal sends (Ctrl-C, Ctrl-\, hang-up) reaches the command by itself, since it stays in our process
-// group; what another process sends to us alone (kill, a batch system) is passed on to the command. Signals that we were
-// started with ignored stay ignored. None of them ends us before the command has ended. REQUIRES: a single thread.
-// On return these signals stay blocked, so that an impatient second Ctrl-C does not cut what is left to do.
+// Signals: what the terminal sends (Ctrl-C, Ctrl-\, hang-up) reaches the command by itself, since it stays in our
+// process group; what another process sends to us alone (kill, a batch system) is passed on to the command. Signals
+// that we were started with ignored stay ignored. None of them ends us before the command has ended. REQUIRES: a single
+// thread. On return these signals stay blocked, so that an impatient second Ctrl-C does not cut what is left to do.
 TargetEnd run_target(const std::vector<std::string>& command, const EnvironmentChanges& changes);
 
 // Ends this process the way the command ended: after a Ctrl-C by SIGINT, so that a shell's loop around us stops too.

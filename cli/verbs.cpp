@@ -28,8 +28,8 @@ std::string program_help() {
       "  forkpoint record -o runs/good --level layer -- ./train --seed 1\n"
       "  forkpoint record -o runs/bad  --level layer -- ./train --seed 1\n"
       "  forkpoint diff runs/good runs/bad\n"
-      "\n`forkpoint VERB -h` explains a verb. Exit status of diff: 0 identical, 1 diverged, 2 trouble or incomparable;\n"
-      "record passes on the status of the command that it ran.\n";
+      "\n`forkpoint VERB -h` explains a verb. Exit status of diff: 0 identical, 1 diverged, 2 trouble or\n"
+      "incomparable; record passes on the status of the command that it ran.\n";
   return text;
 }
 

@@ -8,16 +8,11 @@
 namespace forkpoint::device {
 
 // 64 registers a thread, so that 32 warps share a multiprocessor, each with a tile under way.
-#define FORKPOINT_FLAT_KERNEL(name, loop)                                                                    \
-  extern "C" __global__ void __launch_bounds__(kBlockThreads, 1024 / kBlockThreads) name(const __grid_constant__ DigestFlat work) { \
+#define FORKPOINT_FLAT_KERNEL(name, loop)                                            \
+  extern "C" __global__ void __launch_bounds__(kBlockThreads, 1024 / kBlockThreads)  \
+      name(const __grid_constant__ DigestFlat work) {                                \
     __shared__ FlatShared shared;                                                                            \
     digest_flat<loop>(work, blockIdx.x, gridDim.x, shared);                                                  \
-  }
-#define FORKPOINT_ROWS_KERNEL(name, loop)                                                                    \
-  extern "C" __global__ void __launch_bounds__(kBlockThreads, 768 / kBlockThreads)                           \
-      name(const __grid_constant__ DigestRows work) {                                                        \
-    __shared__ FlatShared shared;                                                                            \
-    digest_rows<loop>(work, shared);                                                                         \
   }
 #define FORKPOINT_UNITS_KERNEL(name, loop)                                                                    \
   extern "C" __global__ void __launch_bounds__(kBlockThreads, 768 / kBlockThreads) name(const __grid_constant__ DigestUnits work) { \
@@ -34,15 +29,6 @@ FORKPOINT_FLAT_KERNEL(forkpoint_digest_flat_absolute8, kLoopAbsolute8)
 FORKPOINT_FLAT_KERNEL(forkpoint_digest_flat_absolute16, kLoopAbsolute16)
 FORKPOINT_FLAT_KERNEL(forkpoint_digest_flat_absolute32, kLoopAbsolute32)
 FORKPOINT_FLAT_KERNEL(forkpoint_digest_flat_absolute64, kLoopAbsolute64)
-FORKPOINT_ROWS_KERNEL(forkpoint_digest_rows_none, kLoopNone)
-FORKPOINT_ROWS_KERNEL(forkpoint_digest_rows_masked8, kLoopMasked8)
-FORKPOINT_ROWS_KERNEL(forkpoint_digest_rows_masked16, kLoopMasked16)
-FORKPOINT_ROWS_KERNEL(forkpoint_digest_rows_masked32, kLoopMasked32)
-FORKPOINT_ROWS_KERNEL(forkpoint_digest_rows_masked64, kLoopMasked64)
-FORKPOINT_ROWS_KERNEL(forkpoint_digest_rows_absolute8, kLoopAbsolute8)
-FORKPOINT_ROWS_KERNEL(forkpoint_digest_rows_absolute16, kLoopAbsolute16)
-FORKPOINT_ROWS_KERNEL(forkpoint_digest_rows_absolute32, kLoopAbsolute32)
-FORKPOINT_ROWS_KERNEL(forkpoint_digest_rows_absolute64, kLoopAbsolute64)
 FORKPOINT_UNITS_KERNEL(forkpoint_digest_units_none, kLoopNone)
 FORKPOINT_UNITS_KERNEL(forkpoint_digest_units_masked8, kLoopMasked8)
 FORKPOINT_UNITS_KERNEL(forkpoint_digest_units_masked16, kLoopMasked16)
@@ -86,15 +72,6 @@ const void* const kKernels[kDigestKernelCount] = {
     reinterpret_cast<const void*>(&device::forkpoint_digest_flat_absolute16),
     reinterpret_cast<const void*>(&device::forkpoint_digest_flat_absolute32),
     reinterpret_cast<const void*>(&device::forkpoint_digest_flat_absolute64),
-    reinterpret_cast<const void*>(&device::forkpoint_digest_rows_none),
-    reinterpret_cast<const void*>(&device::forkpoint_digest_rows_masked8),
-    reinterpret_cast<const void*>(&device::forkpoint_digest_rows_masked16),
-    reinterpret_cast<const void*>(&device::forkpoint_digest_rows_masked32),
-    reinterpret_cast<const void*>(&device::forkpoint_digest_rows_masked64),
-    reinterpret_cast<const void*>(&device::forkpoint_digest_rows_absolute8),
-    reinterpret_cast<const void*>(&device::forkpoint_digest_rows_absolute16),
-    reinterpret_cast<const void*>(&device::forkpoint_digest_rows_absolute32),
-    reinterpret_cast<const void*>(&device::forkpoint_digest_rows_absolute64),
     reinterpret_cast<const void*>(&device::forkpoint_digest_units_none),
     reinterpret_cast<const void*>(&device::forkpoint_digest_units_masked8),
     reinterpret_cast<const void*>(&device::forkpoint_digest_units_masked16),

@@ -133,9 +133,8 @@ __device__ void digest_flat(const DigestFlat& work, uint32_t part, uint32_t part
   const uint64_t end_byte = work.first_byte + work.size_bytes;
   const uint64_t first_full = (work.first_byte + kTileBytes - 1) / kTileBytes;
   const uint64_t end_full = max(end_byte / kTileBytes, first_full);
-  const uint32_t step = parts * kBlockWarps;
-  const uint64_t start = first_full + part * kBlockWarps + warp;
-  const uint64_t step_bytes = uint64_t{step} * kTileBytes;
+  const uint64_t step = uint64_t{parts} * kBlockWarps;
+  const uint64_t start = first_full + uint64_t{part} * kBlockWarps + warp;
   const unsigned char* address = reinterpret_cast<const unsigned char*>(
       reinterpret_cast<uint64_t>(work.data) - work.first_byte + start * kTileBytes + 16 * lane);
 
@@ -143,26 +142,28 @@ __device__ void digest_flat(const DigestFlat& work, uint32_t part, uint32_t part
   uint4 rows[kRows] = {};
   if (start < end_full) load_tile(address, rows);
   copy_word_keys(shared);
-  shared.tile_key[warp][lane] = tile_keys(start + uint64_t{step} * lane);
+  shared.tile_key[warp][lane] = tile_keys(start + lane * step);
   __syncthreads();
-  const uint32_t rounds = start < end_full ? static_cast<uint32_t>((end_full - start - 1) / step + 1) : 0;
+  uint32_t round = 0;
 #pragma unroll 1
-  for (uint32_t round = 0; round < rounds;) {
-    const bool more = round + 1 < rounds;
-    address += step_bytes;
+  for (uint64_t tile = start; tile < end_full; tile += step) {
+    const bool more = tile + step < end_full;
+    const unsigned char* next = address + step * kTileBytes;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       sums.add_row(rows[i], i, shared);
-      if (more) rows[i] = load_block(address + i * kRowBytes);
+      if (more) rows[i] = load_block(next + i * kRowBytes);
     }
-    if (!sums.end_tile(shared.tile_key[warp][round % 32])) {
+    if (!sums.end_tile(shared.tile_key[warp][round])) {
       // Its registers hold the next tile by now.
 #pragma unroll 1
-      for (int i = 0; i < kRows; ++i) sums.recount(load_block(address - step_bytes + i * kRowBytes));
+      for (int i = 0; i < kRows; ++i) sums.recount(load_block(address + i * kRowBytes));
     }
-    if (++round % 32 == 0) {
+    address = next;
+    if (++round == 32) {
+      round = 0;
       __syncwarp();
-      shared.tile_key[warp][lane] = tile_keys(start + uint64_t{step} * (round + lane));
+      shared.tile_key[warp][lane] = tile_keys(tile + (1 + lane) * step);
       __syncwarp();
     }
   }

@@ -13,7 +13,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/digest_divide.h"
 #include "lib/digest.h"
 #include "lib/digest_raw.h"
 
@@ -103,25 +102,12 @@ struct DigestFlat {
   uint32_t unused;
 };
 
-// A view whose elements follow each other in the logical tensor as its rows do, each row a contiguous run of 16 bytes or
-// more, wherever the rows lie: padded, permuted or misaligned ones, also a single misplaced run.
-struct DigestRows {
-  DigestFlat common;        // data: of the first row; size_bytes: of all rows
-  uint64_t lowest_address;  // all bytes of the view lie in [lowest_address, end_address)
-  uint64_t end_address;
-  uint64_t row_bytes;
-  Divider short_row;  // by row_bytes, where that is less than a tile
-  int32_t dims;       // that number the rows, fastest first
-  int32_t unused;
-  Divider extent[kMaxDims];
-  int64_t stride_bytes[kMaxDims];
-};
-
-// Everything else: units of up to 64 bytes enumerated over the dimensions, in the order of memory.
+// Everything else: units of up to 64 bytes, which end where 64-byte blocks of the logical tensor do, enumerated over the
+// dimensions in the order of memory.
 inline constexpr int kUnitDims = kMaxDims + 1;
 struct DigestUnits {
   DigestFlat common;          // data: element (0, 0, ...); size_bytes: of a run
-  uint64_t lowest_address;
+  uint64_t lowest_address;    // all bytes of the view lie in [lowest_address, end_address)
   uint64_t end_address;
   uint64_t units;             // in all
   int32_t dims;               // of the enumeration, fastest first
@@ -143,14 +129,11 @@ enum DigestLoop : uint32_t {
   kLoopNone, kLoopMasked8, kLoopMasked16, kLoopMasked32, kLoopMasked64, kLoopAbsolute8, kLoopAbsolute16, kLoopAbsolute32,
   kLoopAbsolute64, kLoopCount
 };
-inline constexpr int kDigestKernelCount = 3 * kLoopCount + 1;
+inline constexpr int kDigestKernelCount = 2 * kLoopCount + 1;
 inline constexpr const char* kDigestKernelNames[kDigestKernelCount] = {
     "forkpoint_digest_flat_none",        "forkpoint_digest_flat_masked8",    "forkpoint_digest_flat_masked16",
     "forkpoint_digest_flat_masked32",    "forkpoint_digest_flat_masked64",   "forkpoint_digest_flat_absolute8",
     "forkpoint_digest_flat_absolute16",  "forkpoint_digest_flat_absolute32", "forkpoint_digest_flat_absolute64",
-    "forkpoint_digest_rows_none",        "forkpoint_digest_rows_masked8",    "forkpoint_digest_rows_masked16",
-    "forkpoint_digest_rows_masked32",    "forkpoint_digest_rows_masked64",   "forkpoint_digest_rows_absolute8",
-    "forkpoint_digest_rows_absolute16",  "forkpoint_digest_rows_absolute32", "forkpoint_digest_rows_absolute64",
     "forkpoint_digest_units_none",       "forkpoint_digest_units_masked8",   "forkpoint_digest_units_masked16",
     "forkpoint_digest_units_masked32",   "forkpoint_digest_units_masked64",  "forkpoint_digest_units_absolute8",
     "forkpoint_digest_units_absolute16", "forkpoint_digest_units_absolute32", "forkpoint_digest_units_absolute64",
@@ -163,7 +146,6 @@ struct DigestLaunch {
   uint32_t shared_bytes = 0;
   union {
     DigestFlat flat;
-    DigestRows rows;
     DigestUnits units;
     DigestBatch batch;
   };
@@ -171,7 +153,6 @@ struct DigestLaunch {
   void* params() { return &units; }  // the kernel's only parameter
   const char* name() const { return kDigestKernelNames[kernel]; }
   bool is_flat() const { return kernel < static_cast<int>(kLoopCount); }
-  bool is_rows() const { return !is_flat() && kernel < 2 * static_cast<int>(kLoopCount); }
 };
 
 // data: device address of element (0, 0, ...); any alignment. multiprocessors: of the device. A view without elements is

@@ -185,20 +185,25 @@ template <> struct Magnitude<kLoopAbsolute32> : Absolute<32> { using Absolute::A
 
 template <>
 struct Magnitude<kLoopAbsolute64> {
-  uint64_t best = 0;
+  int64_t most = 0, least = 0;
   __device__ explicit Magnitude(MagnitudeParams) {}
+  // One comparison tells which of two elements may be the largest and which the smallest.
   template <int N>
   __device__ void add(const uint32_t (&words)[N]) {
+    static_assert(N % 4 == 0);
 #pragma unroll
-    for (int i = 0; i + 1 < N; i += 2) {
-      const uint64_t sign = static_cast<uint64_t>(static_cast<int64_t>(static_cast<int32_t>(words[i + 1]) >> 31));
-      best = max(best, ((words[i] | uint64_t{words[i + 1]} << 32) ^ sign) - sign);
+    for (int i = 0; i < N; i += 4) {
+      const auto left = static_cast<int64_t>(words[i] | uint64_t{words[i + 1]} << 32);
+      const auto right = static_cast<int64_t>(words[i + 2] | uint64_t{words[i + 3]} << 32);
+      const bool less = left < right;
+      most = max(most, less ? right : left);
+      least = min(least, less ? left : right);
     }
   }
   __device__ bool settle() { return true; }
   template <int N>
   __device__ void recount(const uint32_t (&)[N]) {}
-  __device__ uint64_t largest() const { return best; }
+  __device__ uint64_t largest() const { return max(static_cast<uint64_t>(most), 0 - static_cast<uint64_t>(least)); }
   __device__ uint32_t nonfinite() const { return 0; }
 };
 

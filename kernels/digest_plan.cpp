@@ -14,8 +14,6 @@ constexpr uint32_t kBlockThreads = kDigestBlockThreads;
 constexpr uint64_t kWarps = kBlockThreads / 32;
 constexpr uint64_t kFlatBlocksPerMultiprocessor = 1024 / kBlockThreads;
 constexpr uint64_t kUnitBlocksPerMultiprocessor = 768 / kBlockThreads;
-constexpr uint64_t kShortestRow = 16;
-constexpr uint64_t kOneBlockTiles = 4 * kWarps;  // what one block does in less time than several need to join
 constexpr uint64_t kUnitBytes = 64;
 constexpr uint64_t kGatherBytes = 16;
 
@@ -51,7 +49,6 @@ uint64_t tiles_of(const DigestFlat& flat) {
 
 // As many blocks as run at once, or as few as give every warp the same number of tiles: the slowest warp decides.
 uint32_t flat_blocks(uint64_t tiles, int multiprocessors) {
-  if (tiles <= kOneBlockTiles) return 1;
   const uint64_t most = kFlatBlocksPerMultiprocessor * static_cast<uint64_t>(multiprocessors);
   const uint64_t rounds = std::max<uint64_t>(1, (tiles + most * kWarps - 1) / (most * kWarps));
   const uint64_t blocks = (tiles + rounds * kWarps - 1) / (rounds * kWarps);
@@ -92,8 +89,7 @@ void order_by_memory(Axes& axes) {
   }
 }
 
-template <typename Work>
-void bound_addresses(const void* data, const ViewPlan& plan, uint64_t element, Work& work) {
+void bound_addresses(const void* data, const ViewPlan& plan, uint64_t element, DigestUnits& work) {
   work.lowest_address = work.end_address = reinterpret_cast<uint64_t>(data);
   work.end_address += element;
   const auto widen = [&](const ViewDim& dim) {
@@ -109,6 +105,15 @@ bool runs_aligned(const void* data, const Axes& axes, uint64_t bytes) {
   uint64_t bits = reinterpret_cast<uint64_t>(data);
   for (int i = 0; i < axes.count; ++i) {
     if (!axes.axis[i].is_unit) bits |= static_cast<uint64_t>(axes.axis[i].stride_bytes);
+  }
+  return bits % bytes == 0;
+}
+
+// Every run starts at a multiple of `bytes` in the logical tensor.
+bool runs_placed(uint64_t first_byte, const Axes& axes, uint64_t bytes) {
+  uint64_t bits = first_byte;
+  for (int i = 0; i < axes.count; ++i) {
+    if (!axes.axis[i].is_unit) bits |= axes.axis[i].position_bytes;
   }
   return bits % bytes == 0;
 }
@@ -137,9 +142,8 @@ void launch_units(const void* data, ViewPlan plan, const MagnitudeRule& rule, co
   }
   const auto run_bytes = static_cast<uint64_t>(plan.inner.extent) * element;
   units.common.size_bytes = run_bytes;
-  if (plan.inner.stride == 1 && runs_aligned(data, axes, element)) {
-    // Units are laid from the 16-byte block in which a run begins.
-    const uint64_t slack = runs_aligned(data, axes, 16) ? 0 : 15;
+  if (plan.inner.stride == 1) {
+    const uint64_t slack = runs_placed(common.first_byte, axes, kUnitBytes) ? 0 : kUnitBytes - 1;
     axes.add({(run_bytes + slack + kUnitBytes - 1) / kUnitBytes, 0, 0, true});
   } else {
     units.element_bytes = static_cast<int32_t>(element);
@@ -161,51 +165,10 @@ void launch_units(const void* data, ViewPlan plan, const MagnitudeRule& rule, co
   const uint64_t most = kUnitBlocksPerMultiprocessor * static_cast<uint64_t>(multiprocessors);
   units.common.parts = static_cast<uint32_t>(
       std::clamp<uint64_t>((units.units + kBlockThreads - 1) / kBlockThreads, 1, most));
-  launch.kernel = 2 * kLoopCount + static_cast<int>(common.loop);
+  launch.kernel = kLoopCount + static_cast<int>(common.loop);
   launch.grid = units.common.parts;
   launch.block = kBlockThreads;
   launch.units = units;
-}
-
-// Rows follow each other in the logical tensor without a gap.
-bool is_dense(const ViewPlan& plan, uint64_t row_bytes) {
-  if (plan.inner.stride != 1 || plan.inner.position != 1 || row_bytes < kShortestRow) return false;
-  int64_t position = plan.inner.extent;
-  uint64_t rows = 1;
-  for (int d = plan.dims - 1; d >= 0; --d) {
-    if (plan.dim[d].position != position) return false;
-    position *= plan.dim[d].extent;
-    rows *= static_cast<uint64_t>(plan.dim[d].extent);
-    if (rows > 0xFFFFFFFFu) return false;
-  }
-  return true;
-}
-
-void launch_rows(const void* data, const ViewPlan& plan, const MagnitudeRule& rule, const DigestFlat& common,
-                 int multiprocessors, DigestLaunch& launch) {
-  DigestRows rows = {};
-  rows.common = common;
-  rows.row_bytes = common.size_bytes;
-  bound_addresses(data, plan, rule.bytes, rows);
-  rows.short_row = make_divider(rows.row_bytes < kTileBytes ? static_cast<uint32_t>(rows.row_bytes) : 1);
-  for (int d = plan.dims - 1; d >= 0; --d) {
-    rows.extent[rows.dims] = make_divider(static_cast<uint32_t>(plan.dim[d].extent));
-    rows.stride_bytes[rows.dims++] = plan.dim[d].stride * rule.bytes;
-    rows.common.size_bytes *= static_cast<uint64_t>(plan.dim[d].extent);
-  }
-  launch.kernel = kLoopCount + static_cast<int>(common.loop);
-  launch.grid = rows.common.parts = flat_blocks(tiles_of(rows.common), multiprocessors);
-  launch.block = kBlockThreads;
-  launch.rows = rows;
-}
-
-void launch_view(const void* data, const ViewPlan& plan, const MagnitudeRule& rule, const DigestFlat& common,
-                 int multiprocessors, DigestLaunch& launch) {
-  if (is_dense(plan, common.size_bytes)) {
-    launch_rows(data, plan, rule, common, multiprocessors, launch);
-  } else {
-    launch_units(data, plan, rule, common, multiprocessors, launch);
-  }
 }
 
 // A complex element is two real ones that follow each other.
@@ -243,7 +206,7 @@ DigestLaunch plan_digest(const void* data, const TensorView& view, const DigestT
   if (empty || (one_run && (reinterpret_cast<uint64_t>(data) - first_byte) % 16 == 0)) {
     launch_flat(common, multiprocessors, launch);
   } else {
-    launch_view(data, plan, rule, common, multiprocessors, launch);
+    launch_units(data, plan, rule, common, multiprocessors, launch);
   }
   return launch;
 }
@@ -260,7 +223,7 @@ DigestLaunch plan_digest_bytes(const void* data, size_t size, DType dtype, uint6
   }
   ViewPlan plan;
   plan.elements = plan.inner.extent = static_cast<int64_t>(size / rule.bytes);
-  launch_view(data, plan, rule, common, multiprocessors, launch);
+  launch_units(data, plan, rule, common, multiprocessors, launch);
   return launch;
 }
 

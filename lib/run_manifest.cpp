@@ -10,6 +10,8 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <system_error>
+#include <type_traits>
+#include <utility>
 
 #include "lib/error.h"
 #include "lib/hash_stream_file.h"
@@ -36,6 +38,18 @@ RunState state_from_name(const std::string& text, const std::string& path) {
   throw Error(fmt::format("{}: state is \"{}\"; expected recording, died or whole.", path, text));
 }
 
+// The JSON library converts 1e300 to int without a word.
+template <typename Value>
+bool numbers_fit(const Json& json) {
+  if constexpr (std::is_same_v<Value, std::vector<int>>) {
+    return std::all_of(json.begin(), json.end(), [](const Json& item) { return numbers_fit<int>(item); });
+  } else if constexpr (std::is_integral_v<Value> && !std::is_same_v<Value, bool>) {
+    if (json.is_number_unsigned()) return std::in_range<Value>(json.get<uint64_t>());
+    return !json.is_number() || (json.is_number_integer() && std::in_range<Value>(json.get<int64_t>()));
+  }
+  return true;
+}
+
 // Moves known fields out of the object, so that what is left is unknown.
 class FieldReader {
  public:
@@ -45,19 +59,27 @@ class FieldReader {
   void take(const char* field, Value* value) {
     const auto found = object_.find(field);
     if (found == object_.end()) return;
+    bool fits = numbers_fit<Value>(*found);
     try {
-      *value = found->template get<Value>();
+      if (fits) *value = found->template get<Value>();
     } catch (const nlohmann::json::exception&) {
+      fits = false;
+    }
+    if (!fits) {
       throw Error(
-          fmt::format("{}: field \"{}\" is a {}, which is not what belongs there.", path_, field, found->type_name()),
+          fmt::format("{}: field \"{}\" is of type {}, which is not what belongs there.", path_, field, found->type_name()),
           "Correct the field or restore the file.");
     }
     object_.erase(found);
   }
 
-  Json object_;
+  // What was not taken, as text; empty when nothing is left.
+  std::string rest() const {
+    return object_.empty() ? std::string() : object_.dump(-1, ' ', false, Json::error_handler_t::replace);
+  }
 
  private:
+  Json object_;
   std::string path_;
 };
 
@@ -163,6 +185,28 @@ void write_all(const std::string& path, const std::string& text) {
   }
 }
 
+void take_state(FieldReader* in, const std::string& path, Manifest* manifest) {
+  std::string state(name(manifest->state)), level(name(manifest->level));
+  in->take("state", &state);
+  in->take("level", &level);
+  manifest->state = state_from_name(state, path);
+  const auto known = level_from_name(level);
+  if (!known) throw Error(fmt::format("{}: level is \"{}\"; expected step, layer or launch.", path, level));
+  manifest->level = *known;
+}
+
+void take_recorder(FieldReader* in, const std::string& path, RecorderProcess* recorder) {
+  Json object;
+  in->take("recorder", &object);
+  if (!object.is_object()) return;
+  FieldReader fields(std::move(object), path);
+  fields.take("host", &recorder->host);
+  fields.take("pid", &recorder->pid);
+  fields.take("boot_id", &recorder->boot_id);
+  fields.take("pid_start_ticks", &recorder->pid_start_ticks);
+  fields.take("pid_namespace", &recorder->pid_namespace);
+}
+
 std::string temporary_path(const std::string& directory) {
   return fmt::format("{}/.run.json.{}.{}", directory, getpid(), gettid());
 }
@@ -191,9 +235,7 @@ Manifest read_manifest(const std::string& run_directory) {
         fmt::format("{}: manifest format {}; this forkpoint reads format {}.", path, manifest.format, kManifestFormat),
         "Read it with the forkpoint that recorded it, or a later one.");
   }
-  std::string state(name(RunState::recording)), level(name(Level::step));
-  in.take("state", &state);
-  manifest.state = state_from_name(state, path);
+  take_state(&in, path, &manifest);
   in.take("forkpoint_version", &manifest.forkpoint_version);
   in.take("command", &manifest.command);
   in.take("working_directory", &manifest.working_directory);
@@ -202,7 +244,6 @@ Manifest read_manifest(const std::string& run_directory) {
   in.take("gpus", &manifest.gpus);
   in.take("world_size", &manifest.world_size);
   in.take("ranks", &manifest.ranks);
-  in.take("level", &level);
   in.take("step_base", &manifest.step_base);
   in.take("every", &manifest.every);
   in.take("names_masked", &manifest.names_masked);
@@ -212,23 +253,11 @@ Manifest read_manifest(const std::string& run_directory) {
   in.take("exit_status", &manifest.exit_status);
   in.take("end_reason", &manifest.end_reason);
   in.take("merged_from", &manifest.merged_from);
-  Json recorder;
-  in.take("recorder", &recorder);
-  if (recorder.is_object()) {
-    FieldReader fields(recorder, path);
-    fields.take("host", &manifest.recorder.host);
-    fields.take("pid", &manifest.recorder.pid);
-    fields.take("boot_id", &manifest.recorder.boot_id);
-    fields.take("pid_start_ticks", &manifest.recorder.pid_start_ticks);
-    fields.take("pid_namespace", &manifest.recorder.pid_namespace);
-  }
-  const auto known_level = level_from_name(level);
-  if (!known_level) throw Error(fmt::format("{}: level is \"{}\"; expected step, layer or launch.", path, level));
-  manifest.level = *known_level;
+  take_recorder(&in, path, &manifest.recorder);
   if (manifest.world_size < 0 || manifest.world_size > kMaxWorldSize) {
     throw Error(fmt::format("{}: world_size is {}; expected 0 to {}.", path, manifest.world_size, kMaxWorldSize));
   }
-  if (!in.object_.empty()) manifest.unknown_fields = in.object_.dump(-1, ' ', false, Json::error_handler_t::replace);
+  manifest.unknown_fields = in.rest();
   return manifest;
 }
 

@@ -1,5 +1,6 @@
 #include "probes/entry.h"
 
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -87,6 +88,10 @@ void ensure_environment_read() {
     return;
   }
   read_settings([](const char* name) -> const char* { return getenv(name); }, &settings);
+  if (settings.state == Settings::State::ready) {
+    const long bytes = syscall(SYS_sched_getaffinity, 0, sizeof(settings.cpus), settings.cpus);
+    settings.cpus_bytes = bytes > 0 ? static_cast<size_t>(bytes) : 0;
+  }
   recorder.set_up(&settings, &table);
   const bool unwanted_rank = settings.rank >= 0 && !settings.wants_rank(settings.rank);
   const bool active = settings.state == Settings::State::malformed ||

@@ -110,7 +110,8 @@ static inline void forkpoint_rank(int32_t rank, int32_t world_size) {
 }
 
 /* A step is global and 0-based, from data load to the end of its optimizer update. Beginning one ends the one before.
- * Records made before the first step count as loading (initial weights, a checkpoint). */
+ * Records made before the first step count as loading (initial weights, a checkpoint). Those between a step's end and the
+ * next one's begin belong to the next one; those after the last step's end are not kept. */
 static inline void forkpoint_step_begin(int64_t step) {
   if (forkpoint_active()) forkpoint_table_->step_begin(step);
 }
@@ -122,7 +123,8 @@ static inline void forkpoint_micro_step(int32_t index) {
   if (forkpoint_active()) forkpoint_table_->micro_step(index);
 }
 
-/* Scopes nest; NULL (or a phase below 0) inherits from the enclosing one. layer is the full dotted path. */
+/* Scopes nest; NULL (or a phase below 0) inherits from the enclosing one. layer is the full dotted path. Outside of any
+ * scope the role gives the phase: a batch is data, a gradient backward, a parameter optimizer, and so on. */
 static inline void forkpoint_scope_begin(int32_t phase, const char* layer, const char* op) {
   if (forkpoint_active()) forkpoint_table_->scope_begin(phase, layer, op);
 }

@@ -140,7 +140,8 @@ void Recorder::after_fork_in_child() {
   Guard::reset_after_fork();
   Session* session = session_.exchange(nullptr);
   // A parent that has begun a step, or said its rank, will record under it even if it has not yet.
-  if (session || any_step_.load() || given_rank_.load() >= 0) {
+  const bool starting = life_.load() == static_cast<uint32_t>(Life::starting);
+  if (session || starting || any_step_.load() || given_rank_.load() >= 0) {
     if (ancestors_ < kMaxAncestors) ancestor_ranks_[ancestors_++] = session ? session->rank() : own_rank();
   }
   if (session) session->abandon_in_child();

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -124,16 +126,32 @@ void Session::finish(int64_t deadline_ns) {
 
 void Session::abandon_in_child() {
   ring_.destroy();
+  if (descriptor_is_ours()) close(descriptor_.load());  // the parent's lock on the stream lives in it
+}
+
+bool Session::descriptor_is_ours() const {
+  struct stat status = {};
   const int descriptor = descriptor_.load();
-  if (descriptor >= 0) close(descriptor);  // the parent's lock on the stream lives in it
+  return descriptor >= 0 && fstat(descriptor, &status) == 0 && status.st_dev == stream_device_ && status.st_ino == stream_inode_;
+}
+
+// A host that becomes a daemon closes every descriptor, and the next file that it opens may get our number.
+void Session::check_descriptor() const {
+  if (descriptor_.load() < 0 || descriptor_is_ours()) return;
+  throw Error(fmt::format("file descriptor {} of the stream was closed by the process.", descriptor_.load()),
+              "Let the process close its descriptors before its first record.");
 }
 
 void Session::run() noexcept {
   const Guard guard;  // whatever hooks see of this thread is ours
   prctl(PR_SET_NAME, "forkpoint");
+  // Not where the host has pinned the thread that made the first record: the two would share a core.
+  const Settings& settings = *start_.settings;
+  if (settings.cpus_bytes > 0) syscall(SYS_sched_setaffinity, 0, settings.cpus_bytes, settings.cpus);
   try {
     open_stream();
     consume();
+    check_descriptor();
     appender_->finish(full_);
   } catch (const Error& error) {
     fail(error.what(), error.hint());
@@ -152,7 +170,7 @@ void Session::fail(const char* what, const std::string& hint) noexcept {
   ended_.store(true, std::memory_order_release);
   start_.on_end();
   say("recording of rank %d ended, the job goes on: %s%s%s", start_.rank, what, hint.empty() ? "" : " ", hint.c_str());
-  if (!appender_) return;
+  if (!appender_ || !descriptor_is_ours()) return;
   try {
     writer_->add_gap({appender_->step(), appender_->step(), 0, std::string("recording ended: ") + what});
   } catch (const std::exception&) {  // the stream reads as "died" then, which is as good as a gap
@@ -174,7 +192,13 @@ void Session::open_stream() {
   header_written_.store(true, std::memory_order_release);
   const std::string path = std::string(start_.settings->run_directory) + "/" + stream_file_name(start_.rank);
   writer_ = HashStreamWriter::create(path, header);
-  descriptor_.store(find_descriptor(path));
+  struct stat status = {};
+  const int descriptor = find_descriptor(path);
+  if (descriptor >= 0 && fstat(descriptor, &status) == 0) {
+    stream_device_ = status.st_dev;
+    stream_inode_ = status.st_ino;
+    descriptor_.store(descriptor);
+  }
   appender_ = std::make_unique<StreamAppender>(*start_.settings, number_, *writer_, *start_.losses, *start_.limits);
   if (start_.any_step) {
     appender_->begin_step(start_.step, start_.in_step && start_.step_wanted, start_.step_serial);
@@ -199,7 +223,10 @@ void Session::consume() {
       moved_.fetch_add(1);
       futex_wake(moved_);
     }
-    if (++handled % 256 == 0) maintain();
+    if (++handled % 256 == 0) {
+      check_descriptor();
+      maintain();
+    }
     full_ = full_ || appender_->is_full();
   }
   end_at_size_limit();
@@ -209,7 +236,10 @@ void Session::handle(Event& event) {
   switch (event.kind) {
     case EventKind::none: break;
     case EventKind::step_begin: appender_->begin_step(event.step, event.wanted, event.step_serial); break;
-    case EventKind::step_end: appender_->end_step(); break;
+    case EventKind::step_end:
+      check_descriptor();
+      appender_->end_step();
+      break;
     case EventKind::device_record:
       if (await_device(event)) appender_->add(event);
       break;
@@ -254,6 +284,7 @@ bool Session::drop_unpublished() {
 void Session::maintain() {
   const int64_t now = now_ns();
   if (now - last_flush_ns_ < kFlushPeriod) return;
+  check_descriptor();
   appender_->flush();
   last_flush_ns_ = now;
 }

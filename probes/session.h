@@ -76,6 +76,8 @@ class Session {
   void maintain();
   void idle();
   void end_at_size_limit();
+  void check_descriptor() const;
+  bool descriptor_is_ours() const;
   void fail(const char* what, const std::string& hint) noexcept;
   bool stopping() const { return stop_.load(std::memory_order_acquire) != 0; }
 
@@ -88,7 +90,9 @@ class Session {
   int64_t last_flush_ns_ = 0;
   int64_t idle_ns_ = 0;
   bool full_ = false;
-  std::atomic<int> descriptor_{-1};
+  std::atomic<int> descriptor_{-1};  // of the stream, and which file that is
+  uint64_t stream_device_ = 0;
+  uint64_t stream_inode_ = 0;
   std::atomic<bool> header_written_{false};
   std::atomic<bool> ended_{false};
   std::atomic<uint64_t> stalled_at_{UINT64_MAX};  // popped() when a wait was in vain

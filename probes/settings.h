@@ -1,6 +1,7 @@
 // The environment contract (lib/probe_contract.h) as the probe read it, once, when it was loaded. No allocation.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "lib/record.h"
@@ -22,6 +23,8 @@ struct Settings {
   int64_t first_step = -1;        // for callers that do not know the step's number; the C API always gives one
   uint32_t ring_slots = 65536;
   uint32_t ring_wait_ms = 10'000;
+  unsigned long cpus[128] = {};   // where the process may run, as it was at load; not filled in by read_settings
+  size_t cpus_bytes = 0;          // 0: not known
   int rank = -1;                  // what the launcher's variables say; -1: nothing
   int world_size = 0;
 

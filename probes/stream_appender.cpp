@@ -8,7 +8,7 @@
 namespace forkpoint {
 namespace {
 
-constexpr size_t kMaxPending = 1u << 20;
+constexpr size_t kMaxPending = 1u << 18;
 // Digest, statistics and columns of one record before they are written: an upper bound of what they take on disk.
 constexpr uint64_t kRecordBytesEstimate = 40;
 

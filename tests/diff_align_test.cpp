@@ -1,7 +1,9 @@
 // Runs that do not line up: cut, recording, damaged, resumed, of other lengths, levels, ranks and step bases.
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
+#include "tests/support/run_generator.h"
 #include "tests/support/verdict_check.h"
 
 using namespace forkpoint;
@@ -36,7 +38,7 @@ TEST_CASE("a divergence in the common part of a shorter run is still found") {
   faulty.hook = kLateFault;
   const Verdict v = Pair(of_steps(6), faulty).diff();
   INFO(dump(v));
-  CHECK(is_at(*v.first, 2, 1, Phase::forward, "blocks.1.fc", "output"));
+  CHECK(is_at(first_of(v), 2, 1, Phase::forward, "blocks.1.fc", "output"));
   CHECK(holds(v.notes, "run B ended at step 3"));
 }
 
@@ -69,7 +71,7 @@ TEST_CASE("a run that died or is still recording is never identical") {
     const Verdict v = pair.diff();
     INFO(dump(v));
     CHECK(v.outcome == (diverges ? Outcome::diverged : Outcome::incomparable));
-    if (diverges) CHECK(is_at(*v.first, 2, 1, Phase::forward, "blocks.1.fc", "output"));
+    if (diverges) CHECK(is_at(first_of(v), 2, 1, Phase::forward, "blocks.1.fc", "output"));
     else CHECK(v.reason.find("killed by signal 9") != std::string::npos);
   }
 }
@@ -132,7 +134,7 @@ TEST_CASE("lost records make equal runs incomparable, and a divergence behind th
     INFO(dump(v));
     CHECK(v.gaps == std::vector<std::string>{"run B, rank 0, step 1: ring full for 10000 ms"});
     if (diverges) {
-      CHECK(is_at(*v.first, 2, 1, Phase::forward, "blocks.1.fc", "output"));
+      CHECK(is_at(first_of(v), 2, 1, Phase::forward, "blocks.1.fc", "output"));
       CHECK(v.reason.find("may lie in a gap") != std::string::npos);
     } else {
       CHECK(v.outcome == Outcome::incomparable);
@@ -240,8 +242,8 @@ TEST_CASE("momentum that a resume lost is named at the load") {
     lost.hook = fault({kPrologueStep, 1, Phase::load, "blocks.1.fc", "weight.exp_avg", Content::zero});
     const Verdict v = swap ? Pair(lost, of_steps(6)).diff() : Pair(of_steps(6), lost).diff();
     INFO(dump(v));
-    CHECK(is_at(*v.first, 3, 1, Phase::load, "blocks.1.fc", "weight.exp_avg"));
-    CHECK(v.first->in_prologue);
+    CHECK(is_at(first_of(v), 3, 1, Phase::load, "blocks.1.fc", "weight.exp_avg"));
+    CHECK(first_of(v).in_prologue);
     CHECK(v.also_first.empty());
     CHECK(v.cause.cls == "state_restore");
     CHECK(holds(v.cause.evidence, swap ? "digest in run A is that of zeros" : "digest in run B is that of zeros"));
@@ -253,7 +255,7 @@ TEST_CASE("momentum that one of two resumes lost is named at the load") {
   lost.hook = fault({kPrologueStep, 1, Phase::load, "blocks.1.fc", "weight.exp_avg", Content::zero});
   const Verdict v = Pair(of_steps(6, 3), lost).diff();
   INFO(dump(v));
-  CHECK(is_at(*v.first, 3, 1, Phase::load, "blocks.1.fc", "weight.exp_avg"));
+  CHECK(is_at(first_of(v), 3, 1, Phase::load, "blocks.1.fc", "weight.exp_avg"));
   CHECK(v.cause.cls == "state_restore");
 }
 
@@ -262,7 +264,7 @@ TEST_CASE("a scalar that differs behind a resume is a state that was not restore
   resumed.hook = fault({4, -1, Phase::optimizer, "", "lr"});
   const Verdict v = Pair(of_steps(6), resumed).diff();
   INFO(dump(v));
-  CHECK(is_at(*v.first, 4, -1, Phase::optimizer, "", "lr"));
+  CHECK(is_at(first_of(v), 4, -1, Phase::optimizer, "", "lr"));
   CHECK(v.cause.cls == "state_restore");
 }
 
@@ -280,8 +282,8 @@ TEST_CASE("a generator that differs at the first step behind a load was not rest
 TEST_CASE("initial weights that differ are the initial state") {
   const Verdict v = diff_with({}, fault({kPrologueStep, -1, Phase::load, "blocks.0.fc", "weight"}));
   INFO(dump(v));
-  CHECK(is_at(*v.first, 0, -1, Phase::load, "blocks.0.fc", "weight"));
-  CHECK(v.first->in_prologue);
+  CHECK(is_at(first_of(v), 0, -1, Phase::load, "blocks.0.fc", "weight"));
+  CHECK(first_of(v).in_prologue);
   CHECK(v.cause.cls == "initial_state");
 }
 
@@ -315,7 +317,7 @@ TEST_CASE("runs at two levels are compared at the coarser one, without their tre
   coarse.hook = kLateFault;
   const Verdict v = Pair(fine, coarse).diff();
   INFO(dump(v));
-  CHECK(is_at(*v.first, 2, 1, Phase::forward, "", "loss"));
+  CHECK(is_at(first_of(v), 2, 1, Phase::forward, "", "loss"));
 }
 
 TEST_CASE("every n-th step: the common ones are compared, and the runs are not called identical") {
@@ -390,7 +392,7 @@ TEST_CASE("a batch found elsewhere says where, and by which factor") {
   };
   const Verdict v = Pair(of_steps(6), other).diff();
   INFO(dump(v));
-  CHECK(is_at(*v.first, 4, -1, Phase::data, "", "tokens"));
+  CHECK(is_at(first_of(v), 4, -1, Phase::data, "", "tokens"));
   CHECK(v.cause.cls == "data_order");
   CHECK(holds(v.cause.evidence, "is run A's batch of step 1, micro-step 0, rank 0 (3 steps before): step 4 / 4"));
 }

@@ -1,4 +1,6 @@
 // Which of the ranks' first differences are origins, and which came through a collective.
+#include <algorithm>
+
 #include "tests/support/verdict_check.h"
 
 using namespace forkpoint;
@@ -6,7 +8,7 @@ using namespace forkpoint;
 TEST_CASE("a gradient that differs on one rank is named before the all-reduce spreads it") {
   const Verdict v = diff_with({}, fault({2, 3, Phase::backward, "blocks.0.fc", "weight.grad", Content::bit_flipped}));
   INFO(dump(v));
-  CHECK(is_at(*v.first, 2, 3, Phase::backward, "blocks.0.fc", "weight.grad"));
+  CHECK(is_at(first_of(v), 2, 3, Phase::backward, "blocks.0.fc", "weight.grad"));
   CHECK(v.also_first.empty());
   CHECK(v.ranks_diverged == std::vector<int>{0, 1, 2, 3});
   CHECK(holds(v.cause.evidence, "ranks 0-2 were reached through all_reduce of blocks.0.fc at step 2, from rank 3"));
@@ -16,9 +18,9 @@ TEST_CASE("a gradient that differs on one rank is named before the all-reduce sp
 TEST_CASE("a collective whose inputs agree everywhere and whose output differs alike is the origin, on no one rank") {
   const Verdict v = diff_with({}, fault({1, -1, Phase::collective, "blocks.1.fc", "weight.grad"}));
   INFO(dump(v));
-  CHECK(is_at(*v.first, 1, -1, Phase::collective, "blocks.1.fc", "weight.grad"));
-  CHECK(v.first->kind == Kind::collective);
-  CHECK(v.first->op == "all_reduce");
+  CHECK(is_at(first_of(v), 1, -1, Phase::collective, "blocks.1.fc", "weight.grad"));
+  CHECK(first_of(v).kind == Kind::collective);
+  CHECK(first_of(v).op == "all_reduce");
   CHECK(v.also_first.empty());
   CHECK(v.cause.cls == "reduction_order");
   CHECK(headline(v) == "diverged at step 1, all ranks, collective, blocks.1.fc (all_reduce): weight.grad");
@@ -29,7 +31,7 @@ TEST_CASE("with two ranks the order of a sum is never the cause") {
   base.ranks = 2;
   const Verdict v = diff_with(base, fault({1, -1, Phase::collective, "blocks.1.fc", "weight.grad"}));
   INFO(dump(v));
-  CHECK(v.first->rank == -1);
+  CHECK(first_of(v).rank == -1);
   CHECK(v.cause.cls == "nondeterministic_op");
   CHECK_FALSE(holds(v.cause.class_candidates, "reduction_order"));
 }
@@ -37,7 +39,7 @@ TEST_CASE("with two ranks the order of a sum is never the cause") {
 TEST_CASE("a rank that keeps its own gradient is named at that collective") {
   const Verdict v = diff_with({}, keep_own_gradient(1, 2, "blocks.1.fc"));
   INFO(dump(v));
-  CHECK(is_at(*v.first, 1, 2, Phase::collective, "blocks.1.fc", "weight.grad"));
+  CHECK(is_at(first_of(v), 1, 2, Phase::collective, "blocks.1.fc", "weight.grad"));
   CHECK(v.also_first.empty());
   CHECK(v.cause.cls == "missing_sync");
   CHECK(holds(v.cause.evidence, "its own input"));
@@ -48,14 +50,14 @@ TEST_CASE("all ranks that keep their own gradients are one missing synchronisati
   for (int rank = 1; rank < 4; ++rank) all = both(all, keep_own_gradient(1, rank, "blocks.1.fc"));
   const Verdict v = diff_with({}, all);
   INFO(dump(v));
-  CHECK(is_at(*v.first, 1, -1, Phase::collective, "blocks.1.fc", "weight.grad"));
+  CHECK(is_at(first_of(v), 1, -1, Phase::collective, "blocks.1.fc", "weight.grad"));
   CHECK(v.cause.cls == "missing_sync");
 }
 
 TEST_CASE("a collective's output that differs on one rank only, and is not its input, is that rank's") {
   const Verdict v = diff_with({}, fault({1, 2, Phase::collective, "blocks.1.fc", "weight.grad"}));
   INFO(dump(v));
-  CHECK(is_at(*v.first, 1, 2, Phase::collective, "blocks.1.fc", "weight.grad"));
+  CHECK(is_at(first_of(v), 1, 2, Phase::collective, "blocks.1.fc", "weight.grad"));
   CHECK(v.cause.cls == "missing_sync");
   CHECK(holds(v.cause.class_candidates, "hardware_or_sporadic"));
   const Verdict bit = diff_with({}, fault({1, 2, Phase::collective, "blocks.1.fc", "weight.grad", Content::bit_flipped}));
@@ -78,8 +80,8 @@ TEST_CASE("a collective with a member that is not in the runs is not blamed") {
     const Verdict v = pair.diff(options);
     INFO(dump(v));
     CHECK(v.outcome == Outcome::diverged);
-    CHECK(v.first->kind == Kind::collective);
-    CHECK(v.first->rank == -1);
+    CHECK(first_of(v).kind == Kind::collective);
+    CHECK(first_of(v).rank == -1);
     CHECK(v.cause.cls == "unknown");
     CHECK(v.cause.class_candidates.size() > 1);
     CHECK(holds(v.cause.evidence, "the inputs of rank 3 are not known"));
@@ -90,7 +92,7 @@ TEST_CASE("a difference passes from one step to the next without a new origin") 
   // On rank 1 alone, after the all-reduce: its weights differ from then on, and reach the others a step later.
   const Verdict v = diff_with({}, fault({1, 1, Phase::optimizer, "blocks.2.fc", "weight", Content::bit_flipped}));
   INFO(dump(v));
-  CHECK(is_at(*v.first, 1, 1, Phase::optimizer, "blocks.2.fc", "weight"));
+  CHECK(is_at(first_of(v), 1, 1, Phase::optimizer, "blocks.2.fc", "weight"));
   CHECK(v.also_first.empty());
   CHECK(v.ranks_diverged == std::vector<int>{0, 1, 2, 3});
   CHECK(holds(v.notes, "at step 2, from rank 1"));
@@ -100,8 +102,8 @@ TEST_CASE("a difference passes from one step to the next without a new origin") 
 TEST_CASE("what all ranks do alike without a collective has no rank") {
   const Verdict v = diff_with({}, fault({2, -1, Phase::optimizer, "", "lr"}));
   INFO(dump(v));
-  CHECK(is_at(*v.first, 2, -1, Phase::optimizer, "", "lr"));
-  CHECK(v.first->kind == Kind::scalar);
+  CHECK(is_at(first_of(v), 2, -1, Phase::optimizer, "", "lr"));
+  CHECK(first_of(v).kind == Kind::scalar);
   CHECK(v.also_first.empty());
   CHECK(v.cause.cls == "hyperparameter");
   CHECK(v.cause.class_candidates == std::vector<std::string>{"hyperparameter"});
@@ -112,14 +114,14 @@ TEST_CASE("a single rank keeps its number") {
   SmallTraining base;
   base.ranks = 1;
   const Verdict v = diff_with(base, fault({2, -1, Phase::optimizer, "", "lr"}));
-  CHECK(v.first->rank == 0);
+  CHECK(first_of(v).rank == 0);
 }
 
 TEST_CASE("two independent faults on two ranks in one step are both reported") {
   const Verdict v = diff_with({}, both(fault({1, 3, Phase::forward, "blocks.0.fc", "output", Content::bit_flipped}),
                                        fault({1, 1, Phase::forward, "blocks.2.fc", "output", Content::bit_flipped})));
   INFO(dump(v));
-  CHECK(is_at(*v.first, 1, 3, Phase::forward, "blocks.0.fc", "output"));
+  CHECK(is_at(first_of(v), 1, 3, Phase::forward, "blocks.0.fc", "output"));
   REQUIRE(v.also_first.size() == 1);
   CHECK(is_at(v.also_first[0], 1, 1, Phase::forward, "blocks.2.fc", "output"));
   CHECK(v.also_first[0].pointing.has_value());
@@ -145,7 +147,7 @@ TEST_CASE("a second op of the same rank is reported only where its inputs agree 
   const TemporaryFolder folder;
   const Verdict v = diff_folders(a.write(folder / "a"), b.write(folder / "b"));
   INFO(dump(v));
-  CHECK(is_at(*v.first, 0, 0, Phase::forward, "left", "output"));
+  CHECK(is_at(first_of(v), 0, 0, Phase::forward, "left", "output"));
   REQUIRE(v.also_first.size() == 1);
   CHECK(is_at(v.also_first[0], 0, 0, Phase::forward, "right", "output"));
   CHECK(v.propagated == 3);
@@ -166,7 +168,7 @@ TEST_CASE("a module around the guilty one is not a second origin") {
   const TemporaryFolder folder;
   const Verdict v = diff_folders(a.write(folder / "a"), b.write(folder / "b"));
   INFO(dump(v));
-  CHECK(is_at(*v.first, 0, 0, Phase::forward, "mlp.fc1", "output"));
+  CHECK(is_at(first_of(v), 0, 0, Phase::forward, "mlp.fc1", "output"));
   REQUIRE(v.also_first.size() == 1);
   CHECK(v.also_first[0].layer == "other");
 }
@@ -179,7 +181,7 @@ TEST_CASE("an input recorded after its op's output is still taken as the earlier
   }
   const TemporaryFolder folder;
   const Verdict v = diff_folders(a.write(folder / "a"), b.write(folder / "b"));
-  CHECK(v.first->tensor == "input");
+  CHECK(first_of(v).tensor == "input");
 }
 
 TEST_CASE("a learning rate recorded after the weights it made is still the cause") {
@@ -193,9 +195,9 @@ TEST_CASE("a learning rate recorded after the weights it made is still the cause
   const TemporaryFolder folder;
   const Verdict v = diff_folders(a.write(folder / "a"), b.write(folder / "b"));
   INFO(dump(v));
-  CHECK(v.first->tensor == "group0.lr");
-  CHECK(v.first->before == "0.25");
-  CHECK(v.first->after == "0.5");
+  CHECK(first_of(v).tensor == "group0.lr");
+  CHECK(first_of(v).before == "0.25");
+  CHECK(first_of(v).after == "0.5");
   CHECK(v.cause.cls == "hyperparameter");
 }
 
@@ -204,7 +206,7 @@ TEST_CASE("where no collective is recorded, ranks that follow later are not call
   base.collectives = false;
   const Verdict v = diff_with(base, fault({1, 2, Phase::forward, "blocks.1.fc", "output", Content::bit_flipped}));
   INFO(dump(v));
-  CHECK(is_at(*v.first, 1, 2, Phase::forward, "blocks.1.fc", "output"));
+  CHECK(is_at(first_of(v), 1, 2, Phase::forward, "blocks.1.fc", "output"));
   CHECK(v.also_first.empty());
   CHECK(holds(v.notes, "ranks 0, 1, 3 differ later; no collective is recorded"));
 }
@@ -214,11 +216,11 @@ TEST_CASE("at level step the first record that shows it is named, and a finer le
   base.level = Level::step;
   const Verdict v = diff_with(base, fault({1, 2, Phase::forward, "blocks.1.fc", "output", Content::bit_flipped}));
   INFO(dump(v));
-  CHECK(is_at(*v.first, 1, 2, Phase::forward, "", "loss"));
+  CHECK(is_at(first_of(v), 1, 2, Phase::forward, "", "loss"));
   CHECK(holds(v.cause.evidence, "level layer would narrow it"));
   CHECK(v.cause.next.find("forkpoint record --level layer --steps 1:1") == 0);
   const Verdict gradient = diff_with(base, fault({1, 2, Phase::backward, "blocks.1.fc", "weight.grad", Content::bit_flipped}));
-  CHECK(is_at(*gradient.first, 1, 2, Phase::backward, "blocks.1.fc", "weight.grad"));
+  CHECK(is_at(first_of(gradient), 1, 2, Phase::backward, "blocks.1.fc", "weight.grad"));
 }
 
 TEST_CASE("collectives of two groups are told apart though they have one name") {
@@ -241,7 +243,7 @@ TEST_CASE("collectives of two groups are told apart though they have one name") 
   INFO(dump(v));
   // Rank 2's input is an origin; rank 3 is infected; ranks 0 and 1 differ alike, with equal inputs.
   REQUIRE(v.also_first.size() == 1);
-  std::vector<Divergence> all = {*v.first, v.also_first[0]};
+  std::vector<Divergence> all = {first_of(v), v.also_first[0]};
   const auto collective = std::find_if(all.begin(), all.end(), [](const Divergence& at) { return at.rank == -1; });
   const auto input = std::find_if(all.begin(), all.end(), [](const Divergence& at) { return at.rank == 2; });
   CHECK(collective != all.end());
@@ -260,7 +262,7 @@ TEST_CASE("a receive is not blamed when what was sent differed") {
   const TemporaryFolder folder;
   const Verdict v = diff_folders(a.write(folder / "a"), b.write(folder / "b"));
   INFO(dump(v));
-  CHECK(is_at(*v.first, 0, 0, Phase::forward, "stage0", "output"));
+  CHECK(is_at(first_of(v), 0, 0, Phase::forward, "stage0", "output"));
   CHECK(v.also_first.empty());
 }
 
@@ -277,6 +279,6 @@ TEST_CASE("a broadcast is judged by its source, whatever the other buffers held 
   const TemporaryFolder folder;
   const Verdict v = diff_folders(a.write(folder / "a"), b.write(folder / "b"));
   INFO(dump(v));
-  CHECK(is_at(*v.first, 0, 2, Phase::collective, "fc", "x"));
+  CHECK(is_at(first_of(v), 0, 2, Phase::collective, "fc", "x"));
   CHECK(v.cause.cls == "missing_sync");
 }

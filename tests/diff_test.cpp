@@ -1,4 +1,5 @@
 // What two runs of the same job amount to: identical, diverged or incomparable.
+#include "tests/support/run_generator.h"
 #include "tests/support/verdict_check.h"
 
 using namespace forkpoint;
@@ -52,7 +53,7 @@ TEST_CASE("every single changed record is found, wherever it lies") {
     const Verdict v = diff_folders(folder / "a", other / "b");
     INFO(record << dump(v));
     CHECK(v.outcome == Outcome::diverged);
-    CHECK(v.first->step == 1);
+    CHECK(first_of(v).step == 1);
     CHECK(v.propagated == 0);
   }
 }
@@ -62,11 +63,11 @@ TEST_CASE("a bit flipped in an activation is the first divergence, with its plac
   INFO(dump(v));
   REQUIRE(v.outcome == Outcome::diverged);
   CHECK(exit_code(v.outcome) == 1);
-  CHECK(is_at(*v.first, 2, 1, Phase::forward, "blocks.1.fc", "output"));
-  REQUIRE(v.first->pointing.has_value());
-  CHECK(v.first->pointing->word == 17);
-  CHECK(v.first->pointing->bit == 20);
-  CHECK(v.first->pointing->tensor_index == std::vector<int64_t>{2, 1});
+  CHECK(is_at(first_of(v), 2, 1, Phase::forward, "blocks.1.fc", "output"));
+  REQUIRE(first_of(v).pointing.has_value());
+  CHECK(first_of(v).pointing->word == 17);
+  CHECK(first_of(v).pointing->bit == 20);
+  CHECK(first_of(v).pointing->tensor_index == std::vector<int64_t>{2, 1});
   CHECK(v.also_first.empty());
   CHECK(v.ranks_diverged == std::vector<int>{0, 1, 2, 3});
   CHECK(v.propagated > 50);
@@ -86,17 +87,17 @@ TEST_CASE("a change that later steps do not show is found all the same") {
   generate_run(folder / "b", changed);
   const Verdict v = diff_folders(folder / "a", folder / "b");
   INFO(dump(v));
-  CHECK(is_at(*v.first, 2, 2, Phase::forward, generated_layer_name(3), "output"));
+  CHECK(is_at(first_of(v), 2, 2, Phase::forward, generated_layer_name(3), "output"));
   CHECK(v.ranks_diverged == std::vector<int>{2});
-  REQUIRE(v.first->pointing.has_value());
-  CHECK(v.first->pointing->word == 7);
-  CHECK(v.first->pointing->delta == 32);
+  REQUIRE(first_of(v).pointing.has_value());
+  CHECK(first_of(v).pointing->word == 7);
+  CHECK(first_of(v).pointing->delta == 32);
 }
 
 TEST_CASE("an input that changed between its last record and its use is named as unobserved") {
   const Verdict v = diff_with({}, fault({2, 1, Phase::forward, "blocks.1.fc", "weight", Content::bit_flipped}));
   INFO(dump(v));
-  CHECK(is_at(*v.first, 2, 1, Phase::forward, "blocks.1.fc", "weight"));
+  CHECK(is_at(first_of(v), 2, 1, Phase::forward, "blocks.1.fc", "weight"));
   CHECK(v.cause.cls == "unknown");
   CHECK(v.cause.class_candidates == std::vector<std::string>{"overwritten_input", "stream_race", "hardware_or_sporadic"});
   CHECK(holds(v.cause.evidence, "step 1, optimizer, blocks.1.fc: weight"));
@@ -112,7 +113,7 @@ TEST_CASE("an input that still holds the step before is a stale read") {
   };
   const Verdict v = diff_with(base, stale);
   INFO(dump(v));
-  CHECK(is_at(*v.first, 2, 1, Phase::forward, "blocks.1.fc", "weight"));
+  CHECK(is_at(first_of(v), 2, 1, Phase::forward, "blocks.1.fc", "weight"));
   CHECK(v.cause.cls == "stream_race");
   CHECK(holds(v.cause.evidence, "the step before"));
 }
@@ -120,7 +121,7 @@ TEST_CASE("an input that still holds the step before is a stale read") {
 TEST_CASE("a NaN is named where it was born") {
   const Verdict v = diff_with({}, fault({1, 2, Phase::forward, "blocks.2.fc", "output", Content::nan}));
   INFO(dump(v));
-  CHECK(is_at(*v.first, 1, 2, Phase::forward, "blocks.2.fc", "output"));
+  CHECK(is_at(first_of(v), 1, 2, Phase::forward, "blocks.2.fc", "output"));
   CHECK(holds(v.cause.evidence, "born here: 1 non-finite"));
   CHECK(holds(v.cause.class_candidates, "uninitialized_memory"));
 }
@@ -135,9 +136,9 @@ TEST_CASE("another form of the same tensor is a difference of structure, and bot
   const Verdict v = diff_folders(a.write(folder / "a"), b.write(folder / "b"));
   INFO(dump(v));
   CHECK(v.outcome == Outcome::diverged);
-  CHECK(v.first->kind == Kind::structure);
-  CHECK(v.first->before == "f32[4, 8]");
-  CHECK(v.first->after == "f32[4, 4]");
+  CHECK(first_of(v).kind == Kind::structure);
+  CHECK(first_of(v).before == "f32[4, 8]");
+  CHECK(first_of(v).after == "f32[4, 4]");
   CHECK(v.cause.cls == "structure");
 }
 
@@ -151,7 +152,7 @@ TEST_CASE("the same bytes under another shape hide no later value difference") {
   const TemporaryFolder folder;
   const Verdict v = diff_folders(a.write(folder / "a"), b.write(folder / "b"));
   INFO(dump(v));
-  CHECK(is_at(*v.first, 0, 0, Phase::forward, "fc", "output"));
+  CHECK(is_at(first_of(v), 0, 0, Phase::forward, "fc", "output"));
 }
 
 TEST_CASE("another shape alone is a divergence of structure, with both forms") {
@@ -164,9 +165,9 @@ TEST_CASE("another shape alone is a divergence of structure, with both forms") {
   const Verdict v = diff_folders(a.write(folder / "a"), b.write(folder / "b"));
   INFO(dump(v));
   CHECK(v.outcome == Outcome::diverged);
-  CHECK(is_at(*v.first, 0, 0, Phase::forward, "view", "output"));
-  CHECK(v.first->before == "f32[4, 8]");
-  CHECK(v.first->after == "f32[8, 4]");
+  CHECK(is_at(first_of(v), 0, 0, Phase::forward, "view", "output"));
+  CHECK(first_of(v).before == "f32[4, 8]");
+  CHECK(first_of(v).after == "f32[8, 4]");
   CHECK(v.cause.cls == "structure");
   CHECK(holds(v.notes, "view: output holds the same bytes as f32[4, 8] in run A and f32[8, 4] in run B (1 record, from step 0)"));
 }
@@ -193,7 +194,7 @@ TEST_CASE("records of one run only are named, and the first value difference beh
   const TemporaryFolder folder;
   const Verdict v = diff_folders(a.write(folder / "a"), b.write(folder / "b"));
   INFO(dump(v));
-  CHECK(is_at(*v.first, 1, 0, Phase::forward, "tanh", "output"));
+  CHECK(is_at(first_of(v), 1, 0, Phase::forward, "tanh", "output"));
   CHECK(holds(v.notes, "structure: run B only: forward, clone: output (3 records, from step 0)"));
   CHECK(holds(v.cause.evidence, "clone"));
   CHECK(v.cause.cls == "nondeterministic_op");
@@ -212,8 +213,8 @@ TEST_CASE("records of one run only, with no value difference, are a divergence o
   const Verdict v = diff_folders(a.write(folder / "a"), b.write(folder / "b"));
   INFO(dump(v));
   CHECK(v.outcome == Outcome::diverged);
-  CHECK(is_at(*v.first, 2, 0, Phase::forward, "clone", "output"));
-  CHECK(v.first->kind == Kind::structure);
+  CHECK(is_at(first_of(v), 2, 0, Phase::forward, "clone", "output"));
+  CHECK(first_of(v).kind == Kind::structure);
   CHECK(v.cause.cls == "structure");
   CHECK(v.propagated == 0);
 }
@@ -244,7 +245,7 @@ TEST_CASE("a benign permutation is passed over and the value difference behind i
   const TemporaryFolder folder;
   const Verdict v = diff_folders(a.write(folder / "a"), b.write(folder / "b"));
   INFO(dump(v));
-  CHECK(is_at(*v.first, 0, 0, Phase::forward, "head", "output"));
+  CHECK(is_at(first_of(v), 0, 0, Phase::forward, "head", "output"));
   CHECK(holds(v.notes, "benign permutation"));
 }
 
@@ -259,7 +260,7 @@ TEST_CASE("a permutation whose effect goes on is the first divergence") {
   const TemporaryFolder folder;
   const Verdict v = diff_folders(a.write(folder / "a"), b.write(folder / "b"));
   INFO(dump(v));
-  CHECK(is_at(*v.first, 0, 0, Phase::forward, "moe.permute", "output"));
+  CHECK(is_at(first_of(v), 0, 0, Phase::forward, "moe.permute", "output"));
   CHECK(holds(v.cause.evidence, "another order"));
 }
 
@@ -291,7 +292,7 @@ TEST_CASE("an evaluation that differs is never put before training, and is repor
     const Verdict v = diff_folders(a.write(folder / "a"), b.write(folder / "b"));
     INFO(dump(v));
     CHECK(v.outcome == Outcome::diverged);
-    CHECK(v.first->step == (training_differs ? 1 : 0));
+    CHECK(first_of(v).step == (training_differs ? 1 : 0));
   }
 }
 
@@ -320,7 +321,7 @@ TEST_CASE("a recomputation is compared with the other run's recomputation, also 
   const TemporaryFolder folder;
   const Verdict v = diff_folders(a.write(folder / "a"), b.write(folder / "b"));
   INFO(dump(v));
-  CHECK(is_at(*v.first, 0, 0, Phase::forward, "drop", "output"));
+  CHECK(is_at(first_of(v), 0, 0, Phase::forward, "drop", "output"));
   CHECK(v.cause.class_candidates.at(0) == "rng_state");
   CHECK(holds(v.cause.evidence, "recomputation is not what its own forward gave"));
 
@@ -346,8 +347,8 @@ TEST_CASE("micro-steps are told apart") {
     }
   });
   INFO(dump(v));
-  CHECK(is_at(*v.first, 1, 0, Phase::forward, "blocks.0.fc", "output"));
-  CHECK(v.first->micro_step == 2);
+  CHECK(is_at(first_of(v), 1, 0, Phase::forward, "blocks.0.fc", "output"));
+  CHECK(first_of(v).micro_step == 2);
   CHECK(headline(v) == "diverged at step 1, rank 0, micro-step 2, forward, blocks.0.fc: output");
 }
 

@@ -115,6 +115,7 @@ TEST_CASE("a flipped bit at any byte is found, and every step that can still be 
     std::vector<uint8_t> bytes = sample.bytes;
     for (size_t at = 0; at < bytes.size(); ++at) {
       for (const uint8_t mask : {static_cast<uint8_t>(1u << mix64(at) % 8), uint8_t{0xFF}}) {
+        if (mask == 0xFF && at % 8 != 0) continue;
         CAPTURE(at);
         bytes[at] ^= mask;
         const Exercise damaged = read(bytes);
@@ -196,7 +197,7 @@ TEST_CASE("frames that are missing, doubled or exchanged are found by their numb
   for (const auto& bytes : {missing, doubled, longer}) {
     const Exercise damaged = read(bytes);
     REQUIRE(damaged.error == "");
-    CHECK_FALSE(damaged.looks_perfect());
+    CHECK(damaged.state == StreamState::died);
     CHECK(damaged.damage != "");
     check_only_truth(damaged, sample.whole);
   }

@@ -148,9 +148,12 @@ TEST_CASE("a manifest that is none is refused in words") {
   refused(R"({"format": 2})", "manifest format 2; this forkpoint reads format 1");
   refused(R"({"format": 1, "state": "ended"})", "state is \"ended\"");
   refused(R"({"format": 1, "level": "tensor"})", "level is \"tensor\"");
-  refused(R"({"format": 1, "world_size": "eight"})", "field \"world_size\" is a string");
+  refused(R"({"format": 1, "world_size": "eight"})", "field \"world_size\" is of type string");
   refused(R"({"format": 1, "world_size": -1})", "world_size is -1");
-  refused(R"({"format": 1, "command": "train"})", "field \"command\" is a string");
+  refused(R"({"format": 1, "world_size": 1e300})", "field \"world_size\" is of type number");
+  refused(R"({"format": 1, "exit_status": 99999999999})", "field \"exit_status\" is of type number");
+  refused(R"({"format": 1, "ranks": [0, 1.5]})", "field \"ranks\" is of type array");
+  refused(R"({"format": 1, "command": "train"})", "field \"command\" is of type string");
   CHECK_THROWS_WITH_AS(read_manifest(folder / "none"), doctest::Contains("no such run"), Error);
   CHECK_THROWS_WITH_AS(read_manifest(folder / "run.json"), doctest::Contains("it is not a folder"), Error);
   std::filesystem::create_directory(folder / "empty");

@@ -57,7 +57,8 @@ TEST_CASE("the first line of a divergence names step, rank, phase, layer and ten
   const ProgramResult result = run_forkpoint({"diff", runs().good, runs().bad});
   CHECK(result.status == 1);
   CHECK(result.out.starts_with("diverged at step 3, rank 1, backward, blocks.1.mlp.fc1: weight.grad\n"));
-  for (const char* label : {"\n  cause ", "\n  points at ", "\n  run A ", "\n  run B ", "\n  ranks ", "\n  propagated ", "\n  coverage "}) {
+  for (const char* label :
+       {"\n  cause ", "\n  points at ", "\n  run A ", "\n  run B ", "\n  ranks ", "\n  propagated ", "\n  coverage "}) {
     CHECK_MESSAGE(contains(result.out, label), label);
   }
   CHECK(contains(result.out, "word 77"));
@@ -69,10 +70,12 @@ TEST_CASE("--json is one object with every field of the fixed form") {
     CAPTURE(other);
     const ProgramResult result = run_forkpoint({"diff", "--json", runs().good, other});
     const auto json = nlohmann::json::parse(result.out);
-    for (const char* key : {"verdict", "reason", "first", "also_first", "ranks_diverged", "cause", "propagated", "gaps", "coverage", "records_compared"}) {
+    for (const char* key : {"verdict", "reason", "first", "also_first", "ranks_diverged", "cause", "propagated", "gaps",
+                            "coverage", "records_compared"}) {
       CHECK_MESSAGE(json.contains(key), key);
     }
-    for (const char* key : {"class", "class_candidates", "evidence", "next"}) CHECK_MESSAGE(json["cause"].contains(key), key);
+    for (const char* key : {"class", "class_candidates", "evidence", "next"})
+      CHECK_MESSAGE(json["cause"].contains(key), key);
     if (other != runs().bad) continue;
     for (const char* key : {"step", "micro_step", "rank", "phase", "layer", "op", "tensor", "kind", "kernel"}) {
       CHECK_MESSAGE(json["first"].contains(key), key);
@@ -96,6 +99,12 @@ TEST_CASE("--full-scan and --no-verify come to the same verdict") {
   CHECK(run_forkpoint({"diff", "--full-scan", runs().good, runs().bad}).out.starts_with(first_line));
   CHECK(run_forkpoint({"diff", "--no-verify", runs().good, runs().bad}).out.starts_with(first_line));
   CHECK(run_forkpoint({"diff", "--full-scan", runs().good, runs().same}).status == 0);
+}
+
+TEST_CASE("a run compared with itself is identical, with a warning that it is the same one") {
+  const ProgramResult result = run_forkpoint({"diff", runs().good, runs().good + "/."});
+  CHECK(result.status == 0);
+  CHECK(contains(result.err, "one and the same folder"));
 }
 
 TEST_CASE("what is no run is trouble, with the path and a hint") {
@@ -144,11 +153,13 @@ TEST_CASE("the page stands alone: nothing in it points to the network or to anot
   CHECK(result.status == 1);
   CHECK(contains(result.err, "report: " + (folder / "fork.html")));
   const std::string page = content(folder / "fork.html");
-  for (const char* outside : {"http:", "https:", "src=", "href=", "url(", "@import", "fetch(", "XMLHttpRequest", "import("}) {
+  for (const char* outside :
+       {"http:", "https:", "src=", "href=", "url(", "@import", "fetch(", "XMLHttpRequest", "import("}) {
     CHECK_MESSAGE(!contains(page, outside), outside);
   }
-  for (const char* part : {"<!doctype html>", "diverged at step 3, rank 1, backward, blocks.1.mlp.fc1: weight.grad", "id=\"map\"", "id=\"loss\"",
-                           "Around the fork", "Coverage", "prefers-color-scheme: dark", "</html>"}) {
+  for (const char* part :
+       {"<!doctype html>", "diverged at step 3, rank 1, backward, blocks.1.mlp.fc1: weight.grad", "id=\"map\"",
+        "id=\"loss\"", "Around the fork", "Coverage", "prefers-color-scheme: dark", "</html>"}) {
     CHECK_MESSAGE(contains(page, part), part);
   }
   CHECK(fs::directory_iterator(folder.path()) != fs::directory_iterator());
@@ -204,7 +215,8 @@ TEST_CASE("identical runs and runs that do not line up get a page, too") {
 }
 
 TEST_CASE("a reader that leaves early changes neither exit status nor stderr") {
-  const ProgramResult result = run_shell("$FORKPOINT diff " + runs().good + " " + runs().bad + " | true; echo ${PIPESTATUS[0]}");
+  const ProgramResult result =
+      run_shell("$FORKPOINT diff " + runs().good + " " + runs().bad + " | true; echo ${PIPESTATUS[0]}");
   CHECK(result.out == "1\n");
   CHECK(result.err.empty());
 }

@@ -61,7 +61,8 @@ TEST_CASE("an unknown verb gets one sentence and the nearest verb") {
   const ProgramResult result = run_forkpoint({"dfif", "a", "b"});
   CHECK(result.status == 2);
   CHECK(result.out.empty());
-  CHECK(result.err == "forkpoint: there is no verb `dfif`.\n  Did you mean `forkpoint diff`? `forkpoint -h` lists the verbs.\n");
+  CHECK(result.err ==
+        "forkpoint: there is no verb `dfif`.\n  Did you mean `forkpoint diff`? `forkpoint -h` lists the verbs.\n");
 }
 
 TEST_CASE("an unknown option gets one sentence and the nearest option") {
@@ -69,15 +70,23 @@ TEST_CASE("an unknown option gets one sentence and the nearest option") {
   CHECK(result.status == 2);
   CHECK(result.err.find("diff: there is no option --setps.") != std::string::npos);
   CHECK(result.err.find("Did you mean --steps?") != std::string::npos);
-  const ProgramResult shortened = run_forkpoint({"diff", "--full", "a", "b"});  // no guessing: --full could come to mean more
+  const ProgramResult shortened =
+      run_forkpoint({"diff", "--full", "a", "b"});  // no guessing: --full could come to mean more
   CHECK(shortened.status == 2);
   CHECK(shortened.err.find("Did you mean --full-scan?") != std::string::npos);
 }
 
 TEST_CASE("options without their value, given twice, or with a value too many are refused") {
-  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
-           {"diff", "a", "b", "--steps"}, {"diff", "--json=1", "a", "b"}, {"diff", "--steps", "1", "--steps", "2", "a", "b"},
-           {"diff", "a"}, {"diff", "a", "b", "c"}, {"show"}, {"merge", "a", "b"}, {"version", "x"}, {"help", "dance"}}) {
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{{"diff", "a", "b", "--steps"},
+                                             {"diff", "--json=1", "a", "b"},
+                                             {"diff", "--steps", "1", "--steps", "2", "a", "b"},
+                                             {"diff", "a"},
+                                             {"diff", "a", "b", "c"},
+                                             {"show"},
+                                             {"merge", "a", "b"},
+                                             {"version", "x"},
+                                             {"help", "dance"}}) {
     CAPTURE(words);
     const ProgramResult result = run_forkpoint(words);
     CHECK(result.status == 2);
@@ -95,14 +104,16 @@ TEST_CASE("version tells version, format, build and probe, and --version is the 
   }
   CHECK(run_forkpoint({"--version"}).out == result.out);
   const auto json = nlohmann::json::parse(run_forkpoint({"version", "--json"}).out);
-  for (const char* key : {"version", "stream_format", "manifest_format", "probe_abi", "compiler", "build_type", "cuda", "probe"}) {
+  for (const char* key :
+       {"version", "stream_format", "manifest_format", "probe_abi", "compiler", "build_type", "cuda", "probe"}) {
     CHECK_MESSAGE(json.contains(key), key);
   }
 }
 
 TEST_CASE("a full disk behind the standard output is an error, not silence") {
   CHECK(run_shell("$FORKPOINT version > /dev/full").status == 2);
-  CHECK(run_shell("$FORKPOINT version > /dev/full").err.find("cannot write to the standard output") != std::string::npos);
+  CHECK(run_shell("$FORKPOINT version > /dev/full").err.find("cannot write to the standard output") !=
+        std::string::npos);
 }
 
 TEST_CASE("no escape sequence is written where there is no terminal") {

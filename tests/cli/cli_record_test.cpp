@@ -14,8 +14,8 @@ namespace {
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-ProgramResult record(const TemporaryFolder& folder, std::vector<std::string> command, std::vector<std::string> options = {},
-                     ProgramOptions how = {}) {
+ProgramResult record(const TemporaryFolder& folder, std::vector<std::string> command,
+                     std::vector<std::string> options = {}, ProgramOptions how = {}) {
   options.insert(options.begin(), {"record", "-o", "run"});
   options.push_back("--");
   options.insert(options.end(), command.begin(), command.end());
@@ -26,8 +26,11 @@ ProgramResult record(const TemporaryFolder& folder, std::vector<std::string> com
 }  // namespace
 
 TEST_CASE("the command's exit status is passed on") {
-  const std::vector<std::pair<std::vector<std::string>, int>> cases{
-      {{"true"}, 0}, {{"false"}, 1}, {{"sh", "-c", "exit 7"}, 7}, {{"sh", "-c", "kill -9 $$"}, 137}, {{"sh", "-c", "kill -TERM $$"}, 143}};
+  const std::vector<std::pair<std::vector<std::string>, int>> cases{{{"true"}, 0},
+                                                                    {{"false"}, 1},
+                                                                    {{"sh", "-c", "exit 7"}, 7},
+                                                                    {{"sh", "-c", "kill -9 $$"}, 137},
+                                                                    {{"sh", "-c", "kill -TERM $$"}, 143}};
   for (const auto& [command, status] : cases) {
     CAPTURE(command);
     const TemporaryFolder folder;
@@ -83,13 +86,17 @@ TEST_CASE("the user's own preloads are kept, first, and the probe is added once"
 
 TEST_CASE("the command line decides the contract's variables, whatever the environment held") {
   const TemporaryFolder folder;
-  const ProgramResult result = record(folder, {"sh", "-c", "env | grep ^FORKPOINT_ | sort"},
-                                      {"--level", "layer", "--ranks", "2,0-1", "--every", "5", "--max-size", "2M", "--mask-names"},
-                                      {.environment = {{"FORKPOINT_STEPS", "1:2"}, {"FORKPOINT_RING_SLOTS", "1024"}}});
-  CHECK(result.out == "FORKPOINT_EVERY=5\nFORKPOINT_LEVEL=layer\nFORKPOINT_MASK_NAMES=1\nFORKPOINT_MAX_SIZE_BYTES=2097152\n"
-                      "FORKPOINT_RANKS=0,1,2\nFORKPOINT_RING_SLOTS=1024\nFORKPOINT_RUN=" + fs::canonical(folder / "run").string() + "\n");
+  const ProgramResult result =
+      record(folder, {"sh", "-c", "env | grep ^FORKPOINT_ | sort"},
+             {"--level", "layer", "--ranks", "2,0-1", "--every", "5", "--max-size", "2M", "--mask-names"},
+             {.environment = {{"FORKPOINT_STEPS", "1:2"}, {"FORKPOINT_RING_SLOTS", "1024"}}});
+  CHECK(result.out ==
+        "FORKPOINT_EVERY=5\nFORKPOINT_LEVEL=layer\nFORKPOINT_MASK_NAMES=1\nFORKPOINT_MAX_SIZE_BYTES=2097152\n"
+        "FORKPOINT_RANKS=0,1,2\nFORKPOINT_RING_SLOTS=1024\nFORKPOINT_RUN=" +
+            fs::canonical(folder / "run").string() + "\n");
   fs::remove_all(folder / "run");
-  const ProgramResult open = record(folder, {"sh", "-c", "echo $FORKPOINT_STEPS $FORKPOINT_FIRST_STEP"}, {"--steps", "3:", "--first-step", "9"});
+  const ProgramResult open = record(folder, {"sh", "-c", "echo $FORKPOINT_STEPS $FORKPOINT_FIRST_STEP"},
+                                    {"--steps", "3:", "--first-step", "9"});
   CHECK(open.out == "3:9223372036854775807 9\n");
 }
 
@@ -116,11 +123,17 @@ TEST_CASE("an output that cannot be made is forkpoint's own failure") {
 
 TEST_CASE("mistakes on record's own command line are 125, since 1 and 2 could be the command's") {
   const TemporaryFolder folder;
-  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
-           {"record"}, {"record", "--"}, {"record", "true"}, {"record", "--level", "launch", "--", "true"},
-           {"record", "--level", "fine", "--", "true"}, {"record", "--every", "0", "--", "true"},
-           {"record", "--max-size", "big", "--", "true"}, {"record", "--ranks", "x", "--", "true"},
-           {"record", "-o", "", "--", "true"}, {"record", "--colour", "--", "true"}}) {
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{{"record"},
+                                             {"record", "--"},
+                                             {"record", "true"},
+                                             {"record", "--level", "launch", "--", "true"},
+                                             {"record", "--level", "fine", "--", "true"},
+                                             {"record", "--every", "0", "--", "true"},
+                                             {"record", "--max-size", "big", "--", "true"},
+                                             {"record", "--ranks", "x", "--", "true"},
+                                             {"record", "-o", "", "--", "true"},
+                                             {"record", "--colour", "--", "true"}}) {
     CAPTURE(words);
     const ProgramResult result = run_forkpoint(words, {.directory = folder.path()});
     CHECK(result.status == 125);
@@ -138,7 +151,8 @@ TEST_CASE("options after `--` are the command's") {
 
 TEST_CASE("a probe that is missing is said before anything is made") {
   const TemporaryFolder folder;
-  const ProgramResult result = record(folder, {"touch", "ran"}, {}, {.environment = {{"FORKPOINT_PROBE", "/no/such/probe.so"}}});
+  const ProgramResult result =
+      record(folder, {"touch", "ran"}, {}, {.environment = {{"FORKPOINT_PROBE", "/no/such/probe.so"}}});
   CHECK(result.status == 125);
   CHECK(contains(result.err, "/no/such/probe.so"));
   CHECK(fs::is_empty(folder.path()));
@@ -162,7 +176,8 @@ TEST_CASE("the default folder is named after the command and the time") {
 
 TEST_CASE("a recorded command leaves a whole run with a complete manifest") {
   const TemporaryFolder folder;
-  const ProgramResult result = record(folder, {TINY_TRAINER, "4"}, {"--level", "layer"}, {.environment = {{"OMP_NUM_THREADS", "3"}}});
+  const ProgramResult result =
+      record(folder, {TINY_TRAINER, "4"}, {"--level", "layer"}, {.environment = {{"OMP_NUM_THREADS", "3"}}});
   CHECK(result.status == 0);
   CHECK(result.out.empty());
   CHECK(contains(result.err, "forkpoint: run: 1 rank, 4 steps (0 to 3), "));

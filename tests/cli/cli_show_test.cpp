@@ -51,14 +51,16 @@ TEST_CASE("without filters a run is shown on one screen, however large") {
 }
 
 TEST_CASE("a filter lists the records that match, with form, digest and statistics") {
-  const ProgramResult result = run_forkpoint({"show", runs().small, "--steps", "2", "--ranks", "1", "--phase", "backward", "--layer", "blocks.1.*"});
+  const ProgramResult result = run_forkpoint(
+      {"show", runs().small, "--steps", "2", "--ranks", "1", "--phase", "backward", "--layer", "blocks.1.*"});
   CHECK(result.status == 0);
   CHECK(lines(result.out) == 3);
   CHECK(result.out.starts_with("rank 1, step 2\n"));
   CHECK(contains(result.out, "backward   blocks.1.mlp.fc1: weight.grad"));
   CHECK(contains(result.out, "f32[64, 32]"));
   CHECK(contains(result.out, "absmax "));
-  const ProgramResult scalars = run_forkpoint({"show", runs().small, "--tensor", "l[ro]*", "--steps", "0:1", "--ranks", "0"});
+  const ProgramResult scalars =
+      run_forkpoint({"show", runs().small, "--tensor", "l[ro]*", "--steps", "0:1", "--ranks", "0"});
   CHECK(contains(scalars.out, "loss  scalar  value 4"));
   CHECK(contains(scalars.out, "value 0.001"));
 }
@@ -72,20 +74,23 @@ TEST_CASE("--records lists everything and --summary a line a step and rank") {
 }
 
 TEST_CASE("--json is one object with the same fields whatever was asked for") {
-  for (const std::vector<std::string>& more : std::vector<std::vector<std::string>>{{}, {"--records"}, {"--summary"}, {"--steps", "99"}}) {
+  for (const std::vector<std::string>& more :
+       std::vector<std::vector<std::string>>{{}, {"--records"}, {"--summary"}, {"--steps", "99"}}) {
     std::vector<std::string> arguments{runs().small};
     arguments.insert(arguments.end(), more.begin(), more.end());
     const auto json = json_of(arguments);
-    for (const char* key : {"run", "state", "manifest", "ranks", "missing_ranks", "step_count", "first_step", "last_step", "incomplete_steps",
-                            "record_count", "bytes_hashed", "size_bytes", "layers", "gaps", "coverage_limits", "steps", "records", "problems"}) {
+    for (const char* key : {"run", "state", "manifest", "ranks", "missing_ranks", "step_count", "first_step",
+                            "last_step", "incomplete_steps", "record_count", "bytes_hashed", "size_bytes", "layers",
+                            "gaps", "coverage_limits", "steps", "records", "problems"}) {
       CHECK_MESSAGE(json.contains(key), key);
     }
   }
   const auto json = json_of({runs().small, "--steps", "4", "--ranks", "0", "--tensor", "loss"});
   REQUIRE(json["records"].size() == 1);
   const auto& record = json["records"][0];
-  for (const char* key : {"step", "rank", "micro_step", "call", "phase", "layer", "op", "tensor", "kind", "role", "communicator", "dtype", "shape",
-                          "global_shape", "global_offset", "digest", "absmax", "nonfinite", "value", "eval", "recompute"}) {
+  for (const char* key : {"step",          "rank",   "micro_step", "call",         "phase", "layer", "op",
+                          "tensor",        "kind",   "role",       "communicator", "dtype", "shape", "global_shape",
+                          "global_offset", "digest", "absmax",     "nonfinite",    "value", "eval",  "recompute"}) {
     CHECK_MESSAGE(record.contains(key), key);
   }
   CHECK(record["value"] == 4.0 / std::sqrt(5.0));
@@ -128,7 +133,8 @@ TEST_CASE("of a run without a readable stream the manifest is shown, and that it
 }
 
 TEST_CASE("`| head` is quiet") {
-  const ProgramResult result = run_shell("$FORKPOINT show --records " + runs().large + " | head -n 1; echo ${PIPESTATUS[0]}");
+  const ProgramResult result =
+      run_shell("$FORKPOINT show --records " + runs().large + " | head -n 1; echo ${PIPESTATUS[0]}");
   CHECK(result.out.ends_with("\n0\n"));
   CHECK(result.err.empty());
 }

@@ -19,7 +19,8 @@ TEST_CASE("a range of steps may be open at either end, or a single step") {
 }
 
 TEST_CASE("a range of steps that means nothing is refused") {
-  for (const char* text : {"", ":", "a:b", "3:x", "-1:3", "7:3", "1:2:3", "1 :2", "99999999999999999999", "0x3", "+3"}) {
+  for (const char* text :
+       {"", ":", "a:b", "3:x", "-1:3", "7:3", "1:2:3", "1 :2", "99999999999999999999", "0x3", "+3"}) {
     CAPTURE(text);
     CHECK_THROWS_AS(parse_steps(text), UsageError);
   }
@@ -73,7 +74,8 @@ TEST_CASE("sizes are told in the unit that reads best") {
 
 TEST_CASE("control characters of names cannot reach the terminal") {
   CHECK(printable("a\x1b[31mb\nc\x7f") == "a\\x1b[31mb\\x0ac\\x7f");
-  CHECK(printable("\xC2\x9B" "31m") == "\\x9b31m");
+  CHECK(printable("\xC2\x9B"
+                  "31m") == "\\x9b31m");
   CHECK(printable("sch\xC3\xB6n") == "sch\xC3\xB6n");
 }
 

@@ -24,17 +24,20 @@ class RankWriter {
     for (int rank = 0; rank < plan_.ranks; ++rank) world.members.push_back(rank);
     writer_.add_communicator(world);
     writer_.begin_step(kPrologueStep);
-    for (int layer = 0; layer < plan_.layers; ++layer) tensor(Phase::load, Role::parameter, path(layer), "weight", false);
+    for (int layer = 0; layer < plan_.layers; ++layer)
+      tensor(Phase::load, Role::parameter, path(layer), "weight", false);
     writer_.end_step();
     for (step_ = plan_.first_step; step_ < plan_.first_step + plan_.steps; ++step_) write_step();
-    if (!plan_.finish) writer_.begin_step(step_), tensor(Phase::data, Role::batch, "", "tokens", tainted_), writer_.flush();
+    if (!plan_.finish)
+      writer_.begin_step(step_), tensor(Phase::data, Role::batch, "", "tokens", tainted_), writer_.flush();
   }
 
  private:
   std::string path(int layer) const { return fmt::format("{}{}.mlp.fc1", plan_.layer_prefix, layer); }
   bool faulty(const char* where, int layer = 0) const {
     const MadeFault& fault = plan_.fault;
-    return fault.step == step_ && fault.where == where && fault.layer == layer && (fault.rank == rank_ || fault.rank < 0);
+    return fault.step == step_ && fault.where == where && fault.layer == layer &&
+           (fault.rank == rank_ || fault.rank < 0);
   }
 
   void write_step() {
@@ -48,7 +51,8 @@ class RankWriter {
         tensor(Phase::forward, Role::output, path(layer), i ? fmt::format("output.{}", i) : "output", tainted_);
       }
     }
-    scalar(Phase::forward, Role::loss, "loss", 4.0 / std::sqrt(1.0 + static_cast<double>(step_)) + (tainted_ ? 1e-3 * rank_ + 2e-3 : 0));
+    scalar(Phase::forward, Role::loss, "loss",
+           4.0 / std::sqrt(1.0 + static_cast<double>(step_)) + (tainted_ ? 1e-3 * rank_ + 2e-3 : 0));
     for (int layer = plan_.layers; layer-- > 0;) {
       tensor(Phase::backward, Role::input, path(layer), "grad_output", tainted_);
       tainted_ |= faulty("grad", layer);
@@ -57,7 +61,8 @@ class RankWriter {
     collectives();
     scalar(Phase::optimizer, Role::scalar, "lr", faulty("lr") ? 2e-3 : 1e-3);
     tainted_ |= faulty("lr");
-    for (int layer = 0; layer < plan_.layers; ++layer) tensor(Phase::optimizer, Role::parameter, path(layer), "weight", tainted_);
+    for (int layer = 0; layer < plan_.layers; ++layer)
+      tensor(Phase::optimizer, Role::parameter, path(layer), "weight", tainted_);
     writer_.end_step();
   }
 
@@ -79,7 +84,8 @@ class RankWriter {
 
   void tensor(Phase phase, Role role, const std::string& layer, const std::string& name, bool differs,
               DType dtype = DType::f32) {
-    append({phase, Kind::tensor, role, layer, "", name, ""}, differs, dtype, phase == Phase::load || phase == Phase::optimizer);
+    append({phase, Kind::tensor, role, layer, "", name, ""}, differs, dtype,
+           phase == Phase::load || phase == Phase::optimizer);
   }
 
   void append(const Site& site, bool differs, DType dtype, bool same_on_all_ranks = false) {
@@ -87,7 +93,8 @@ class RankWriter {
     record.site = writer_.site_id(site);
     record.layout = writer_.layout_id({dtype, {64, 32}, {}, {}, {}});
     const Digest key = site_key(site);
-    const uint64_t where = key.a ^ mix64(static_cast<uint64_t>(step_ + 2)) ^ (same_on_all_ranks ? 0 : mix64(7919u + rank_));
+    const uint64_t where =
+        key.a ^ mix64(static_cast<uint64_t>(step_ + 2)) ^ (same_on_all_ranks ? 0 : mix64(7919u + rank_));
     record.digest = {mix64(where), mix64(where + 1)};
     // One bit of word 77: what a single changed word looks like.
     if (differs) record.digest += Digest{key_of<1>() << 20, key_of<2>() << 20};
@@ -96,7 +103,9 @@ class RankWriter {
   }
 
   template <int kLane>
-  static uint64_t key_of() { return key<kLane>(77); }
+  static uint64_t key_of() {
+    return key<kLane>(77);
+  }
 
   void scalar(Phase phase, Role role, const std::string& name, double value) {
     Record record;

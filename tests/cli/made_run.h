@@ -21,11 +21,11 @@ struct MadeRun {
   int64_t first_step = 0;
   int64_t steps = 6;
   int layers = 3;
-  int records_a_layer = 1;       // outputs of each layer: to make a run large
+  int records_a_layer = 1;  // outputs of each layer: to make a run large
   std::string layer_prefix = "blocks.";
-  MadeFault fault;
-  bool finish = true;            // false: streams end as after a kill
-  std::vector<int> leave_out;    // ranks without a stream
+  MadeFault fault = {};
+  bool finish = true;               // false: streams end as after a kill
+  std::vector<int> leave_out = {};  // ranks without a stream
   std::string end_reason = "exited with status 0";
 };
 

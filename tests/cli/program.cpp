@@ -20,12 +20,14 @@ std::string content_of(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-[[noreturn]] void become(const std::vector<std::string>& words, const ProgramOptions& options, const std::string& folder) {
+[[noreturn]] void become(const std::vector<std::string>& words, const ProgramOptions& options,
+                         const std::string& folder) {
   for (const auto& [name, value] : options.environment) {
     value ? setenv(name.c_str(), value->c_str(), 1) : unsetenv(name.c_str());
   }
   // Files and not pipes: a process that outlives the program cannot make us wait for its end of a pipe.
-  const std::array<std::pair<std::string, int>, 3> files{{{"in", O_RDONLY}, {"out", O_WRONLY | O_CREAT}, {"err", O_WRONLY | O_CREAT}}};
+  const std::array<std::pair<std::string, int>, 3> files{
+      {{"in", O_RDONLY}, {"out", O_WRONLY | O_CREAT}, {"err", O_WRONLY | O_CREAT}}};
   for (int i = 0; i < 3; ++i) dup2(open((folder + "/" + files[i].first).c_str(), files[i].second, 0600), i);
   if (!options.directory.empty() && chdir(options.directory.c_str()) != 0) _exit(99);
   std::vector<char*> arguments;

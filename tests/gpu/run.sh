@@ -17,9 +17,10 @@ result() { printf '%-7s %s\n' "$1" "$2" | tee -a "$results"; }  # result passed|
 
 run_stage_build() {
   cmake -G Ninja -S . -B "$build" -DFORKPOINT_CUDA=ON >"$out/configure.log" 2>&1 &&
-    cmake --build "$build" >"$out/build.log" 2>&1 && result passed "build" && return
-  tail -n 40 "$out/configure.log" "$out/build.log"
+    cmake --build "$build" -- -k 0 >"$out/build.log" 2>&1 && result passed "build" && return
+  grep -hE "(error|FAILED|Error)" "$out/configure.log" "$out/build.log" | head -n 40
   result failed "build"
+  return 1
 }
 
 run_ctest() {  # run_ctest ARGUMENTS...: one result line a test
@@ -58,7 +59,7 @@ run_stage_overhead() { run_bench recording_overhead python3 tests/gpu/overhead.p
 
 for stage in $stages; do
   echo "== $stage"
-  "run_stage_$stage"
+  "run_stage_$stage" || { [ "$stage" = build ] && break; }  # nothing can run then
 done
 
 echo

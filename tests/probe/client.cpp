@@ -2,6 +2,7 @@
 // forkpoint.h. Prints nothing on stdout but what a test wants to find there unchanged.
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/time.h>
@@ -452,6 +453,39 @@ int leak(const Arguments&) {
   return open_descriptors() - before;
 }
 
+// A host that closes every descriptor, and opens a file of its own that gets the stream's number.
+int close_all(const Arguments& arguments) {
+  record_steps(0, 1);
+  usleep(50'000);
+  for (int fd = 3; fd < 256; ++fd) close(fd);
+  const int mine = open(arguments.at(0).c_str(), O_WRONLY | O_CREAT, 0600);
+  record_steps(1, 3);
+  usleep(300'000);
+  const pid_t child = fork();
+  if (child == 0) _exit(fcntl(mine, F_GETFD) == -1);
+  return wait_for(child);
+}
+
+// Where the writer may run, if the thread that makes the first record is pinned.
+int pinned(const Arguments&) {
+  cpu_set_t before, one;
+  if (sched_getaffinity(0, sizeof(before), &before) != 0) return 1;
+  CPU_ZERO(&one);
+  for (int cpu = 0; CPU_COUNT(&one) == 0; ++cpu) {
+    if (CPU_ISSET(cpu, &before)) CPU_SET(cpu, &one);
+  }
+  sched_setaffinity(0, sizeof(one), &one);
+  record_steps(0, 1);
+  usleep(50'000);
+  for (int tid = getpid(); tid < getpid() + 50; ++tid) {
+    cpu_set_t set;
+    const std::string comm = "/proc/self/task/" + std::to_string(tid) + "/comm";
+    if (tid == getpid() || access(comm.c_str(), F_OK) != 0) continue;
+    if (sched_getaffinity(tid, sizeof(set), &set) == 0) return CPU_EQUAL(&set, &before) ? 0 : 2;
+  }
+  return 3;
+}
+
 int facts(const Arguments&) {
   forkpoint_fact("early", "1");
   record_steps(0, 1);
@@ -497,7 +531,7 @@ const std::map<std::string, int (*)(const Arguments&)> kScenarios = {
     {"between", between}, {"without_end", without_end}, {"leave", leave}, {"forever", forever}, {"long_step", long_step},
     {"fork_ranks", fork_ranks}, {"fork_workers", fork_workers}, {"fork_other_rank", fork_other_rank},
     {"fork_storm", fork_storm}, {"spawn", spawn}, {"limited_file", limited_file}, {"flood", flood},
-    {"handlers", handlers}, {"remove_run", remove_run}, {"leak", leak}, {"facts", facts},
+    {"handlers", handlers}, {"remove_run", remove_run}, {"leak", leak}, {"facts", facts}, {"close_all", close_all}, {"pinned", pinned},
     {"cuda_pointer", cuda_pointer}, {"same_name", same_name}, {"active", active},
 };
 

@@ -25,6 +25,23 @@ std::atomic<unsigned long long> context_id{1};
 std::atomic<int> delay_us{2000};
 thread_local CUcontext current = reinterpret_cast<CUcontext>(0x1000);
 
+void put(uint64_t* words, int low, uint64_t value) {
+  words[low] = static_cast<uint32_t>(value);
+  words[low + 1] = value >> 32;
+}
+
+// As the kernels do; see DigestSlot.
+void write(const forkpoint::DigestTarget& target, const forkpoint::RawDigest& raw) {
+  uint64_t words[forkpoint::kWordCount] = {};
+  put(words, forkpoint::kWordA, raw.digest.a);
+  put(words, forkpoint::kWordB, raw.digest.b);
+  words[forkpoint::kWordSum] = forkpoint::fold_word_sum(raw.word_sum);
+  for (int i = 0; i < forkpoint::kSlotCells; ++i) {
+    const uint64_t half = static_cast<uint32_t>(words[i / 2] >> (32 * (i % 2)));
+    __atomic_store_n(&target.slot->cell[i], half | uint64_t{target.ticket} << 32, __ATOMIC_RELEASE);
+  }
+}
+
 struct Device {
   std::mutex mutex;
   std::deque<DigestFlat> queue;
@@ -45,11 +62,7 @@ Device& device() {
           }
           forkpoint::RawDigest raw;
           forkpoint::add_contiguous(flat.data, flat.size_bytes, forkpoint::DType::raw, flat.first_byte, raw);
-          const uint64_t parts[5] = {raw.digest.a, raw.digest.b, raw.word_sum, 0, 0};
-          for (int i = 0; i < forkpoint::kSlotCells; ++i) {
-            const uint64_t payload = i < 10 ? static_cast<uint32_t>(parts[i / 2] >> (i % 2 * 32)) : 0;
-            __atomic_store_n(&flat.target.slot->cell[i], payload | uint64_t{flat.target.ticket} << 32, __ATOMIC_RELEASE);
-          }
+          write(flat.target, raw);
         }
       }
     }).detach();
@@ -61,6 +74,9 @@ Device& device() {
 }  // namespace
 
 extern "C" {
+
+// The "device" works until the process is gone: no static object of this library may be destroyed before.
+__attribute__((visibility("hidden"))) int __cxa_atexit(void (*)(void*), void*, void*) { return 0; }
 
 #define FAKE __attribute__((visibility("default"))) CUresult
 

@@ -32,7 +32,9 @@ int main(int argc, char** argv) {
   void* library = dlopen(argv[1], RTLD_NOW);
   if (!library) return 92;
   const std::string scenario = argv[2];
-  const std::vector<float> values = sample_floats(1000, 5), more = sample_floats(10'000, 6);
+  // Never freed: the "device" may read them until the process is gone.
+  const auto& values = *new std::vector<float>(sample_floats(1000, 5));
+  const auto& more = *new std::vector<float>(sample_floats(10'000, 6));
   forkpoint::Step step(0);
   if (scenario == "plain") {
     for (int i = 0; i < 200; ++i) {

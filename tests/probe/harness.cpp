@@ -108,11 +108,13 @@ Outcome run_and_kill(const std::vector<std::string>& command, const Environment&
 
 Environment under_probe(const std::string& run, const Environment& more) {
   Environment environment = more;
-  environment.insert({{"LD_PRELOAD", probe_path()}, {"FORKPOINT_RUN", run}, {"FORKPOINT_LEVEL", "layer"}});
+  environment.insert({{"LD_PRELOAD", preload()}, {"FORKPOINT_RUN", run}, {"FORKPOINT_LEVEL", "layer"}});
   return environment;
 }
 
 std::string probe_path() { return FORKPOINT_TEST_PROBE; }
+// A probe with sanitizers inside wants their library to come first.
+std::string preload() { return std::string(FORKPOINT_TEST_PRELOAD_FIRST) + probe_path(); }
 // A file beside the clients.
 std::string client_path(const std::string& name) { return std::string(FORKPOINT_TEST_CLIENTS) + "/" + name; }
 

@@ -43,6 +43,7 @@ Outcome run_and_kill(const std::vector<std::string>& command, const Environment&
 Environment under_probe(const std::string& run, const Environment& more = {});
 
 std::string probe_path();
+std::string preload();  // what LD_PRELOAD must hold
 std::string client_path(const std::string& name = "probe_client");
 std::vector<std::string> client(std::vector<std::string> arguments);
 

@@ -38,7 +38,7 @@ TEST_CASE("tools under the preload do what they do without it, and leave no trac
   for (const std::string& command : commands) {
     const TempFolder folder;
     const Outcome plain = shell(command);
-    for (const Environment& environment : {Environment{{"LD_PRELOAD", probe_path()}}, under_probe(folder.run()),
+    for (const Environment& environment : {Environment{{"LD_PRELOAD", preload()}}, under_probe(folder.run()),
                                            under_probe(folder.run(), {{"FORKPOINT_STEPS", "nonsense"}})}) {
       const Outcome loaded = shell(command, environment);
       INFO(command);
@@ -51,7 +51,7 @@ TEST_CASE("tools under the preload do what they do without it, and leave no trac
 }
 
 TEST_CASE("dormant: no FORKPOINT_RUN, no activity") {
-  const Outcome dormant = run_program(client({"active"}), {{"LD_PRELOAD", probe_path()}});
+  const Outcome dormant = run_program(client({"active"}), {{"LD_PRELOAD", preload()}});
   CHECK(dormant.out == "0 0\n0\n");
   CHECK(dormant.err == "");
   const TempFolder folder;
@@ -63,7 +63,7 @@ TEST_CASE("a dormant process has no further thread, and no file of ours") {
   const std::vector<std::string> command = {"awk", "/^Threads/ {print; system(\"ls /proc/self/fd\")}", "/proc/self/status"};
   const Outcome plain = run_program(command);
   CHECK(plain.out.starts_with("Threads:\t1\n"));
-  CHECK(run_program(command, {{"LD_PRELOAD", probe_path()}}).out == plain.out);
+  CHECK(run_program(command, {{"LD_PRELOAD", preload()}}).out == plain.out);
   const TempFolder folder;
   CHECK(run_program(command, under_probe(folder.run())).out == plain.out);
 }
@@ -194,6 +194,11 @@ TEST_CASE("signal handlers that record are refused with a gap, and errno is the 
 TEST_CASE("recording opens no descriptor and starts no thread beyond its first") {
   const TempFolder folder;
   CHECK(run_program(client({"leak"}), under_probe(folder.run())).status == 0);
+}
+
+TEST_CASE("the writer runs where the process may run, not where its caller is pinned") {
+  const TempFolder folder;
+  CHECK(run_program(client({"pinned"}), under_probe(folder.run())).status == 0);
 }
 
 TEST_CASE("facts after the first record are refused with a line") {

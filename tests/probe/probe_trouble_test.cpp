@@ -126,6 +126,17 @@ TEST_CASE("a run folder that is removed meanwhile does not disturb the job") {
   CHECK_FALSE(std::filesystem::exists(folder.run()));
 }
 
+TEST_CASE("a process that closes all descriptors ends its recording, and its own files stay clean") {
+  const TempFolder folder;
+  const std::string mine = folder.path() + "/mine";
+  const Outcome outcome = run_program(client({"close_all", mine}), under_probe(folder.run()));
+  CHECK(outcome.status == 0);
+  CHECK(line_count(outcome.err) == 1);
+  CHECK(outcome.err.find("was closed by the process") != std::string::npos);
+  CHECK(std::filesystem::file_size(mine) == 0);
+  CHECK(open_stream(folder.run())->state() == StreamState::died);
+}
+
 TEST_CASE("the size limit ends the recording with a gap") {
   const TempFolder folder;
   const Environment more = {{"FORKPOINT_MAX_SIZE_BYTES", "40000"}};
