@@ -1,15 +1,11 @@
 #include "tests/cli/made_run.h"
 
 #include <fmt/format.h>
-#include <stdlib.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 
 #include "lib/digest_mix.h"
-#include "lib/error.h"
 
 namespace forkpoint {
 namespace {
@@ -151,15 +147,6 @@ void make_run(const std::string& directory, const MadeRun& plan) {
   manifest.end_reason = plan.end_reason;
   manifest.exit_status = 0;
   write_manifest(directory, manifest);
-}
-
-TemporaryFolder::TemporaryFolder() : path_((std::filesystem::temp_directory_path() / "forkpoint-XXXXXX").string()) {
-  if (!mkdtemp(path_.data())) throw Error("cannot make a temporary folder.");
-}
-
-TemporaryFolder::~TemporaryFolder() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
 }
 
 }  // namespace forkpoint

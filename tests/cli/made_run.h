@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "lib/run.h"
+#include "tests/support/temporary_folder.h"
 
 namespace forkpoint {
 
@@ -30,19 +31,5 @@ struct MadeRun {
 };
 
 void make_run(const std::string& directory, const MadeRun& plan);
-
-// A new folder under the temporary directory, removed with its content.
-class TemporaryFolder {
- public:
-  TemporaryFolder();
-  ~TemporaryFolder();
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  const std::string& path() const { return path_; }
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
 
 }  // namespace forkpoint

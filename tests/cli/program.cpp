@@ -10,7 +10,7 @@
 #include <fstream>
 #include <iterator>
 
-#include "tests/cli/made_run.h"
+#include "tests/support/temporary_folder.h"
 
 namespace forkpoint {
 namespace {

@@ -52,6 +52,7 @@ run_bench() {  # run_bench NAME COMMAND...
 }
 
 run_stage_bench() {
+  run_bench probe_bench "$build/bench/probe_bench"
   run_bench device_digest_bench "$build/bench/device_digest_bench"
   run_bench hash_tensor_bench python3 tests/gpu/hash_tensor_bench.py "$build"
 }
