@@ -8,16 +8,17 @@
 namespace forkpoint::device {
 
 // 64 registers a thread, so that 32 warps share a multiprocessor, each with a tile under way.
-#define FORKPOINT_FLAT_KERNEL(name, loop)                                            \
-  extern "C" __global__ void __launch_bounds__(kBlockThreads, 1024 / kBlockThreads)  \
-      name(const __grid_constant__ DigestFlat work) {                                \
-    __shared__ FlatShared shared;                                                                            \
-    digest_flat<loop>(work, blockIdx.x, gridDim.x, shared);                                                  \
+#define FORKPOINT_FLAT_KERNEL(name, loop)                                           \
+  extern "C" __global__ void __launch_bounds__(kBlockThreads, 1024 / kBlockThreads) \
+      name(const __grid_constant__ DigestFlat work) {                               \
+    __shared__ FlatShared shared;                                                   \
+    digest_flat<loop>(work, blockIdx.x, gridDim.x, shared);                         \
   }
-#define FORKPOINT_UNITS_KERNEL(name, loop)                                                                    \
-  extern "C" __global__ void __launch_bounds__(kBlockThreads, 768 / kBlockThreads) name(const __grid_constant__ DigestUnits work) { \
-    __shared__ UnitsShared shared;                                                                            \
-    digest_units<loop>(work, shared);                                                                         \
+#define FORKPOINT_UNITS_KERNEL(name, loop)                                         \
+  extern "C" __global__ void __launch_bounds__(kBlockThreads, 768 / kBlockThreads) \
+      name(const __grid_constant__ DigestUnits work) {                             \
+    __shared__ UnitsShared shared;                                                 \
+    digest_units<loop>(work, shared);                                              \
   }
 
 FORKPOINT_FLAT_KERNEL(forkpoint_digest_flat_none, kLoopNone)
@@ -40,19 +41,29 @@ FORKPOINT_UNITS_KERNEL(forkpoint_digest_units_absolute32, kLoopAbsolute32)
 FORKPOINT_UNITS_KERNEL(forkpoint_digest_units_absolute64, kLoopAbsolute64)
 
 // A block a piece; the pieces' dtypes may differ.
-extern "C" __global__ void __launch_bounds__(kBlockThreads, 1024 / kBlockThreads) forkpoint_digest_batch(const DigestBatch batch) {
+extern "C" __global__ void __launch_bounds__(kBlockThreads, 1024 / kBlockThreads)
+    forkpoint_digest_batch(const DigestBatch batch) {
   __shared__ FlatShared shared;
   const DigestFlat& piece = batch.pieces[blockIdx.x];
   switch (piece.loop) {
-    case kLoopNone: return digest_flat<kLoopNone>(piece, 0, 1, shared);
-    case kLoopMasked8: return digest_flat<kLoopMasked8>(piece, 0, 1, shared);
-    case kLoopMasked16: return digest_flat<kLoopMasked16>(piece, 0, 1, shared);
-    case kLoopMasked32: return digest_flat<kLoopMasked32>(piece, 0, 1, shared);
-    case kLoopMasked64: return digest_flat<kLoopMasked64>(piece, 0, 1, shared);
-    case kLoopAbsolute8: return digest_flat<kLoopAbsolute8>(piece, 0, 1, shared);
-    case kLoopAbsolute16: return digest_flat<kLoopAbsolute16>(piece, 0, 1, shared);
-    case kLoopAbsolute32: return digest_flat<kLoopAbsolute32>(piece, 0, 1, shared);
-    default: return digest_flat<kLoopAbsolute64>(piece, 0, 1, shared);
+    case kLoopNone:
+      return digest_flat<kLoopNone>(piece, 0, 1, shared);
+    case kLoopMasked8:
+      return digest_flat<kLoopMasked8>(piece, 0, 1, shared);
+    case kLoopMasked16:
+      return digest_flat<kLoopMasked16>(piece, 0, 1, shared);
+    case kLoopMasked32:
+      return digest_flat<kLoopMasked32>(piece, 0, 1, shared);
+    case kLoopMasked64:
+      return digest_flat<kLoopMasked64>(piece, 0, 1, shared);
+    case kLoopAbsolute8:
+      return digest_flat<kLoopAbsolute8>(piece, 0, 1, shared);
+    case kLoopAbsolute16:
+      return digest_flat<kLoopAbsolute16>(piece, 0, 1, shared);
+    case kLoopAbsolute32:
+      return digest_flat<kLoopAbsolute32>(piece, 0, 1, shared);
+    default:
+      return digest_flat<kLoopAbsolute64>(piece, 0, 1, shared);
   }
 }
 
@@ -94,11 +105,12 @@ cudaError_t multiprocessors(int* count) {
 
 cudaError_t launch_digest(DigestLaunch& launch, cudaStream_t stream) {
   void* arguments[] = {launch.params()};
-  return cudaLaunchKernel(kKernels[launch.kernel], dim3(launch.grid), dim3(launch.block), arguments, launch.shared_bytes,
-                          stream);
+  return cudaLaunchKernel(kKernels[launch.kernel], dim3(launch.grid), dim3(launch.block), arguments,
+                          launch.shared_bytes, stream);
 }
 
-cudaError_t digest_on_device(const void* data, const TensorView& view, const DigestTarget& target, cudaStream_t stream) {
+cudaError_t digest_on_device(const void* data, const TensorView& view, const DigestTarget& target,
+                             cudaStream_t stream) {
   int count = 0;
   if (const cudaError_t error = multiprocessors(&count); error != cudaSuccess) return error;
   DigestLaunch launch = plan_digest(data, view, target, count);

@@ -31,7 +31,8 @@ __device__ inline Sums warp_sums(Sums sums) {
   }
   // Most tensors have no non-finite element, and 32-bit magnitudes need no 64-bit maximum.
   const uint32_t upper = __reduce_max_sync(kAllLanes, static_cast<uint32_t>(sums.magnitude >> 32));
-  const uint32_t lower = static_cast<uint32_t>(sums.magnitude >> 32) == upper ? static_cast<uint32_t>(sums.magnitude) : 0;
+  const uint32_t lower =
+      static_cast<uint32_t>(sums.magnitude >> 32) == upper ? static_cast<uint32_t>(sums.magnitude) : 0;
   sums.magnitude = uint64_t{upper} << 32 | __reduce_max_sync(kAllLanes, lower);
   if (__any_sync(kAllLanes, sums.nonfinite != 0)) {
 #pragma unroll
@@ -110,8 +111,8 @@ __device__ inline DigestSlot* draw_slot(DigestRing* ring, uint32_t& ticket) {
     // Signed: `mine` may be older than what was consumed since; the exchange below then finds out.
     const auto capacity = static_cast<int64_t>(ring->capacity);
     if (static_cast<int64_t>(mine - *reinterpret_cast<volatile uint64_t*>(&ring->consumed_seen)) >= capacity) {
-      // Only now ask the host's memory: it is a microsecond away. An old value may be stored over a newer one; it is then
-      // looked up again.
+      // Only now ask the host's memory: it is a microsecond away. An old value may be stored over a newer one; it is
+      // then looked up again.
       const uint64_t consumed = *reinterpret_cast<const volatile uint64_t*>(ring->consumed);
       *reinterpret_cast<volatile uint64_t*>(&ring->consumed_seen) = consumed;
       if (static_cast<int64_t>(mine - consumed) >= capacity) {

@@ -1,5 +1,6 @@
 // Contiguous runs. A warp takes a tile of 2 KiB, four 16-byte loads a lane; as soon as one is worked on, its registers
-// await the same part of the warp's next tile. Word keys lie in shared memory, the keys of a warp's next 32 tiles too (mixed by one lane each).
+// await the same part of the warp's next tile. Word keys lie in shared memory, the keys of a warp's next 32 tiles too
+// (mixed by one lane each).
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,7 @@
 
 namespace forkpoint::device {
 
-inline constexpr int kRows = 4;                              // of 512 bytes: one 16-byte load a lane each
+inline constexpr int kRows = 4;  // of 512 bytes: one 16-byte load a lane each
 inline constexpr uint32_t kRowBytes = kTileBytes / kRows;
 
 // The word keys of both lanes, computed by the compiler.

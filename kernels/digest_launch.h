@@ -1,82 +1,26 @@
 // How the digest kernels are launched, without any CUDA header: the planner fills a DigestLaunch, and either the CUDA
-// runtime (kernels/device_digest.h) or a driver API found at run time (the probe, with kernels/digest_fatbin.h) launches it:
+// runtime (kernels/device_digest.h) or a driver API found at run time (the probe, with kernels/digest_fatbin.h)
+// launches it:
 //
 //   DigestLaunch launch = plan_digest(device_address, view, target, multiprocessors);
 //   void* arguments[] = {launch.params()};
 //   cuLaunchKernel(function[launch.kernel], launch.grid, 1, 1, launch.block, 1, 1, 0, stream, arguments, nullptr);
 //
-// Guarantee: gpu_to_gpu. All sums are of integers and all maxima of integers, so no grid, order or device changes a bit.
-// The kernels allocate nothing, wait for nobody and read nothing of the host's but their parameters, so they may be
-// captured in a CUDA graph. Planning is pure and thread-safe, allocates nothing and never fails.
+// Guarantee: gpu_to_gpu. All sums are of integers and all maxima of integers, so no grid, order or device changes a
+// bit. The kernels allocate nothing, wait for nobody and read nothing of the host's but their parameters, so they may
+// be captured in a CUDA graph. Planning is pure and thread-safe, allocates nothing and never fails.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/digest_slot.h"
 #include "lib/digest.h"
-#include "lib/digest_raw.h"
 
 namespace forkpoint {
 
-// The digest as it travels: sums of 32-bit halves, which the reader joins (a carry out of a half stays in it). They add up
-// in 48 bits, above which a scratch word counts the blocks that have added to it; so the block that comes last to a word
-// knows its total at once, without a fence or a second look (each costs a third of a microsecond).
-enum DigestWord : int {
-  kWordA = 0, kWordB = 2, kWordMagnitude = 4,  // low half; the high one is next
-  kWordSum = 6,                                // folded
-  kWordNonfinite = 7,
-  kWordSums = 8,
-  kWordNode = 8,  // node and ordinal, no sum
-  kWordCount = 9
-};
-inline constexpr int kWordBits = 48;
-inline constexpr uint32_t kMostParts = (1u << 16) - 1;
-
-// Where a result arrives: mapped pinned host memory, so that a thread which makes no CUDA call can wait for it. Every
-// 8-byte cell holds 4 bytes of the result and, above them, the ticket of the use that wrote them: a cell arrives whole
-// (PCIe and NVLink keep aligned 8-byte stores whole), so once all cells bear the ticket the result is complete, and the
-// device needs no fence towards the host.
-// Zero a slot before its first use; a later use needs another ticket and no clearing.
-inline constexpr int kSlotCells = 2 * kWordCount;
-struct alignas(64) DigestSlot {
-  uint64_t cell[24];
-};
-
-struct SlotResult {
-  RawDigest raw;         // finish(dtype, raw) makes a DigestResult of it
-  uint32_t ordinal = 0;  // with a ring: how often this scratch entry's digest was taken before (a graph node's replay)
-  uint32_t node = 0;     // DigestTarget::node
-};
-// False while the digest that was given this ticket is not there yet. Any thread; makes no CUDA call.
-bool read_slot(const DigestSlot& slot, uint32_t ticket, SlotResult* result);
-
-// Sums of a digest that several blocks share. Device memory, zeroed once by its owner; each digest leaves it ready for the
-// next. REQUIRES: no two digests that may run at the same time share one.
-struct alignas(128) DigestScratch {
-  uint64_t word[kWordSums];
-  uint64_t magnitude;    // largest so far
-  uint32_t blocks_done;  // with a ring, where one block must have all sums
-  uint32_t ordinal;
-  uint64_t unused[6];
-};
-
-// Slots that the device chooses at each execution, for digests inside a captured graph, which runs many times. The
-// structure lies in device memory (copied there once, counters zero); slots, consumed and dropped in mapped pinned host
-// memory. The device never waits: while `capacity` results are unread, further ones are counted in `dropped`.
-// The n-th result (from 0) is in slots[n % capacity] under ring_ticket(n, capacity). The reader takes them in this order
-// and then stores n + 1 to *consumed (release).
-struct DigestRing {
-  DigestSlot* slots = nullptr;
-  const uint64_t* consumed = nullptr;
-  uint64_t* dropped = nullptr;  // total so far; may lag behind by results that are being dropped right now
-  uint64_t capacity = 0;        // a power of two
-  uint64_t taken = 0;           // device counters from here on
-  uint64_t consumed_seen = 0;
-  uint64_t dropped_count = 0;
-};
-constexpr uint32_t ring_ticket(uint64_t n, uint64_t capacity) { return static_cast<uint32_t>(n / capacity) + 1; }
-
-// All addresses as the device sees them (with unified addressing those of mapped host memory are the same on both sides).
+// All addresses as the device sees them (with unified addressing those of mapped host memory are the same on both
+// sides).
 struct DigestTarget {
   DigestSlot* slot = nullptr;        // used when ring is null
   DigestRing* ring = nullptr;        // else the slot is drawn here
@@ -102,19 +46,19 @@ struct DigestFlat {
   uint32_t unused;
 };
 
-// Everything else: units of up to 64 bytes, which end where 64-byte blocks of the logical tensor do, enumerated over the
-// dimensions in the order of memory.
+// Everything else: units of up to 64 bytes, which end where 64-byte blocks of the logical tensor do, enumerated over
+// the dimensions in the order of memory.
 inline constexpr int kUnitDims = kMaxDims + 1;
 struct DigestUnits {
-  DigestFlat common;          // data: element (0, 0, ...); size_bytes: of a run
-  uint64_t lowest_address;    // all bytes of the view lie in [lowest_address, end_address)
+  DigestFlat common;        // data: element (0, 0, ...); size_bytes: of a run
+  uint64_t lowest_address;  // all bytes of the view lie in [lowest_address, end_address)
   uint64_t end_address;
-  uint64_t units;             // in all
-  int32_t dims;               // of the enumeration, fastest first
-  int32_t unit_dim;           // the one that counts the units of a run
-  int32_t element_bytes;      // 0: units of adjacent bytes; else units of 16 bytes are gathered by elements of this size
-  int32_t load_bytes;         // of an element's loads, by its alignment
-  int64_t run_stride_bytes;   // from element to element of a gathered run
+  uint64_t units;            // in all
+  int32_t dims;              // of the enumeration, fastest first
+  int32_t unit_dim;          // the one that counts the units of a run
+  int32_t element_bytes;     // 0: units of adjacent bytes; else units of 16 bytes are gathered by elements of this size
+  int32_t load_bytes;        // of an element's loads, by its alignment
+  int64_t run_stride_bytes;  // from element to element of a gathered run
   uint64_t extent[kUnitDims];
   int64_t stride_bytes[kUnitDims];
   uint64_t position_bytes[kUnitDims];
@@ -126,18 +70,37 @@ struct DigestBatch {
 
 // ---- Kernels, by number: names of the extern "C" functions in the module. Load all of them eagerly.
 enum DigestLoop : uint32_t {
-  kLoopNone, kLoopMasked8, kLoopMasked16, kLoopMasked32, kLoopMasked64, kLoopAbsolute8, kLoopAbsolute16, kLoopAbsolute32,
-  kLoopAbsolute64, kLoopCount
+  kLoopNone,
+  kLoopMasked8,
+  kLoopMasked16,
+  kLoopMasked32,
+  kLoopMasked64,
+  kLoopAbsolute8,
+  kLoopAbsolute16,
+  kLoopAbsolute32,
+  kLoopAbsolute64,
+  kLoopCount
 };
 inline constexpr int kDigestKernelCount = 2 * kLoopCount + 1;
-inline constexpr const char* kDigestKernelNames[kDigestKernelCount] = {
-    "forkpoint_digest_flat_none",        "forkpoint_digest_flat_masked8",    "forkpoint_digest_flat_masked16",
-    "forkpoint_digest_flat_masked32",    "forkpoint_digest_flat_masked64",   "forkpoint_digest_flat_absolute8",
-    "forkpoint_digest_flat_absolute16",  "forkpoint_digest_flat_absolute32", "forkpoint_digest_flat_absolute64",
-    "forkpoint_digest_units_none",       "forkpoint_digest_units_masked8",   "forkpoint_digest_units_masked16",
-    "forkpoint_digest_units_masked32",   "forkpoint_digest_units_masked64",  "forkpoint_digest_units_absolute8",
-    "forkpoint_digest_units_absolute16", "forkpoint_digest_units_absolute32", "forkpoint_digest_units_absolute64",
-    "forkpoint_digest_batch"};
+inline constexpr const char* kDigestKernelNames[kDigestKernelCount] = {"forkpoint_digest_flat_none",
+                                                                       "forkpoint_digest_flat_masked8",
+                                                                       "forkpoint_digest_flat_masked16",
+                                                                       "forkpoint_digest_flat_masked32",
+                                                                       "forkpoint_digest_flat_masked64",
+                                                                       "forkpoint_digest_flat_absolute8",
+                                                                       "forkpoint_digest_flat_absolute16",
+                                                                       "forkpoint_digest_flat_absolute32",
+                                                                       "forkpoint_digest_flat_absolute64",
+                                                                       "forkpoint_digest_units_none",
+                                                                       "forkpoint_digest_units_masked8",
+                                                                       "forkpoint_digest_units_masked16",
+                                                                       "forkpoint_digest_units_masked32",
+                                                                       "forkpoint_digest_units_masked64",
+                                                                       "forkpoint_digest_units_absolute8",
+                                                                       "forkpoint_digest_units_absolute16",
+                                                                       "forkpoint_digest_units_absolute32",
+                                                                       "forkpoint_digest_units_absolute64",
+                                                                       "forkpoint_digest_batch"};
 
 struct DigestLaunch {
   int kernel = 0;  // index into kDigestKernelNames
@@ -155,17 +118,17 @@ struct DigestLaunch {
   bool is_flat() const { return kernel < static_cast<int>(kLoopCount); }
 };
 
-// data: device address of element (0, 0, ...); any alignment. multiprocessors: of the device. A view without elements is
-// launched too (its digest is zero), so that every ticket is answered.
+// data: device address of element (0, 0, ...); any alignment. multiprocessors: of the device. A view without elements
+// is launched too (its digest is zero), so that every ticket is answered.
 DigestLaunch plan_digest(const void* data, const TensorView& view, const DigestTarget& target, int multiprocessors);
-// A contiguous run that starts at byte first_byte of the logical tensor, as digest_bytes. Where size or first_byte are no
-// multiple of the element, magnitude and nonfinite stay 0 (the digest is right).
+// A contiguous run that starts at byte first_byte of the logical tensor, as digest_bytes. Where size or first_byte are
+// no multiple of the element, magnitude and nonfinite stay 0 (the digest is right).
 DigestLaunch plan_digest_bytes(const void* data, size_t size_bytes, DType dtype, uint64_t first_byte,
                                const DigestTarget& target, int multiprocessors);
 
-// Many tensors in one launch. singles: what plan_digest made; only those that are is_flat() can be part of a batch (of a
-// target each its own). Writes the batch's pieces to `pieces` and returns how many, or 0 when capacity is too small (then
-// nothing may be launched). The caller copies them to device_pieces before the launch.
+// Many tensors in one launch. singles: what plan_digest made; only those that are is_flat() can be part of a batch (of
+// a target each its own). Writes the batch's pieces to `pieces` and returns how many, or 0 when capacity is too small
+// (then nothing may be launched). The caller copies them to device_pieces before the launch.
 size_t plan_digest_batch(const DigestLaunch* singles, size_t count, const DigestFlat* device_pieces, DigestFlat* pieces,
                          size_t capacity, int multiprocessors, DigestLaunch* launch);
 

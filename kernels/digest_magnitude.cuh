@@ -13,8 +13,8 @@ struct MagnitudeParams {
   uint64_t largest_finite;
 };
 
-// Words come in groups: add() each of a group's, then settle(); where that is false the group holds a non-finite element,
-// and recount() must see all its words again (rare, so that the common path neither counts nor selects).
+// Words come in groups: add() each of a group's, then settle(); where that is false the group holds a non-finite
+// element, and recount() must see all its words again (rare, so that the common path neither counts nor selects).
 // largest() and nonfinite() are this thread's.
 template <DigestLoop kLoop>
 struct Magnitude;
@@ -38,10 +38,12 @@ struct Packed {
     return kBits == 32 ? max(left, right) : __vmaxu2(left, right);
   }
   static __device__ uint32_t largest_signed(uint32_t left, uint32_t right) {
-    return kBits == 32 ? static_cast<uint32_t>(max(static_cast<int>(left), static_cast<int>(right))) : __vmaxs2(left, right);
+    return kBits == 32 ? static_cast<uint32_t>(max(static_cast<int>(left), static_cast<int>(right)))
+                       : __vmaxs2(left, right);
   }
   static __device__ uint32_t smallest_signed(uint32_t left, uint32_t right) {
-    return kBits == 32 ? static_cast<uint32_t>(min(static_cast<int>(left), static_cast<int>(right))) : __vmins2(left, right);
+    return kBits == 32 ? static_cast<uint32_t>(min(static_cast<int>(left), static_cast<int>(right)))
+                       : __vmins2(left, right);
   }
   // `value` as every element of a packed maximum.
   static __device__ uint32_t repeated(uint32_t value) {
@@ -55,8 +57,8 @@ struct Packed {
   }
 };
 
-// Floats (sign and magnitude) and unsigned integers of 8, 16 or 32 bits: as unsigned numbers the negative floats come out
-// largest, as signed ones the positive, so that no word need be masked.
+// Floats (sign and magnitude) and unsigned integers of 8, 16 or 32 bits: as unsigned numbers the negative floats come
+// out largest, as signed ones the positive, so that no word need be masked.
 template <int kBits>
 struct Masked {
   using Lanes = Packed<kBits>;
@@ -106,9 +108,18 @@ struct Masked {
     as_signed = Lanes::largest_signed(as_signed, word);
   }
 };
-template <> struct Magnitude<kLoopMasked8> : Masked<8> { using Masked::Masked; };
-template <> struct Magnitude<kLoopMasked16> : Masked<16> { using Masked::Masked; };
-template <> struct Magnitude<kLoopMasked32> : Masked<32> { using Masked::Masked; };
+template <>
+struct Magnitude<kLoopMasked8> : Masked<8> {
+  using Masked::Masked;
+};
+template <>
+struct Magnitude<kLoopMasked16> : Masked<16> {
+  using Masked::Masked;
+};
+template <>
+struct Magnitude<kLoopMasked32> : Masked<32> {
+  using Masked::Masked;
+};
 
 template <>
 struct Magnitude<kLoopMasked64> {
@@ -179,9 +190,18 @@ struct Absolute {
     least = Lanes::smallest_signed(least, word);
   }
 };
-template <> struct Magnitude<kLoopAbsolute8> : Absolute<8> { using Absolute::Absolute; };
-template <> struct Magnitude<kLoopAbsolute16> : Absolute<16> { using Absolute::Absolute; };
-template <> struct Magnitude<kLoopAbsolute32> : Absolute<32> { using Absolute::Absolute; };
+template <>
+struct Magnitude<kLoopAbsolute8> : Absolute<8> {
+  using Absolute::Absolute;
+};
+template <>
+struct Magnitude<kLoopAbsolute16> : Absolute<16> {
+  using Absolute::Absolute;
+};
+template <>
+struct Magnitude<kLoopAbsolute32> : Absolute<32> {
+  using Absolute::Absolute;
+};
 
 template <>
 struct Magnitude<kLoopAbsolute64> {

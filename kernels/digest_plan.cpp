@@ -77,7 +77,9 @@ struct Axes {
   void add(const Axis& next) { axis[count++] = next; }
 };
 
-uint64_t magnitude_of(int64_t value) { return value < 0 ? 0 - static_cast<uint64_t>(value) : static_cast<uint64_t>(value); }
+uint64_t magnitude_of(int64_t value) {
+  return value < 0 ? 0 - static_cast<uint64_t>(value) : static_cast<uint64_t>(value);
+}
 
 // Adjacent threads take adjacent memory, whatever the logical order: the sum does not mind.
 void order_by_memory(Axes& axes) {
@@ -163,8 +165,8 @@ void launch_units(const void* data, ViewPlan plan, const MagnitudeRule& rule, co
     units.units *= axes.axis[i].extent;
   }
   const uint64_t most = kUnitBlocksPerMultiprocessor * static_cast<uint64_t>(multiprocessors);
-  units.common.parts = static_cast<uint32_t>(
-      std::clamp<uint64_t>((units.units + kBlockThreads - 1) / kBlockThreads, 1, most));
+  units.common.parts =
+      static_cast<uint32_t>(std::clamp<uint64_t>((units.units + kBlockThreads - 1) / kBlockThreads, 1, most));
   launch.kernel = kLoopCount + static_cast<int>(common.loop);
   launch.grid = units.common.parts;
   launch.block = kBlockThreads;
@@ -233,8 +235,7 @@ size_t plan_digest_batch(const DigestLaunch* singles, size_t count, const Digest
   for (size_t i = 0; i < count; ++i) tiles += tiles_of(singles[i].flat);
   // Small enough that the last wave of blocks is short, large enough to be worth a block's start and end.
   const uint64_t waves = 8 * kFlatBlocksPerMultiprocessor * static_cast<uint64_t>(multiprocessors);
-  const uint64_t piece_bytes =
-      std::max<uint64_t>({4 * kWarps, tiles / waves, tiles / kMostParts + 2}) * kTileBytes;
+  const uint64_t piece_bytes = std::max<uint64_t>({4 * kWarps, tiles / waves, tiles / kMostParts + 2}) * kTileBytes;
   size_t used = 0;
   for (size_t i = 0; i < count; ++i) {
     const DigestFlat& whole = singles[i].flat;
@@ -259,22 +260,6 @@ size_t plan_digest_batch(const DigestLaunch* singles, size_t count, const Digest
   launch->shared_bytes = 0;
   launch->batch = {device_pieces};
   return used;
-}
-
-bool read_slot(const DigestSlot& slot, uint32_t ticket, SlotResult* result) {
-  uint64_t word[kWordCount] = {};
-  for (int i = 0; i < kSlotCells; ++i) {
-    const uint64_t cell = __atomic_load_n(&slot.cell[i], __ATOMIC_ACQUIRE);
-    if (cell >> 32 != ticket) return false;
-    word[i / 2] |= (cell & 0xFFFFFFFFu) << (32 * (i % 2));
-  }
-  const auto joined = [&](int low) { return word[low] + (word[low + 1] << 32); };
-  result->raw.digest = {joined(kWordA), joined(kWordB)};
-  result->raw.word_sum = word[kWordSum];
-  result->raw.magnitude = {joined(kWordMagnitude), word[kWordNonfinite]};
-  result->node = static_cast<uint32_t>(word[kWordNode]);
-  result->ordinal = static_cast<uint32_t>(word[kWordNode] >> 32);
-  return true;
 }
 
 }  // namespace forkpoint

@@ -26,19 +26,29 @@ struct RankPair {
   const HashStreamReader* a = nullptr;
   const HashStreamReader* b = nullptr;
   std::vector<StepPair> steps;     // ascending; the prologue first
-  size_t load_step = kNoStep;      // one run resumed: its prologue ...
+  size_t load_step = kNoStep;      // one run begins later: its prologue ...
   size_t step_before = kNoStep;    // ... and the step of the other run that ends where it begins
+  size_t prologue_other = kNoStep; // ... and that run's own prologue, if it has one
 };
 
-enum class Start : uint8_t { together, a_resumed, b_resumed };  // resumed: begins at a later step than the other run
+enum class Start : uint8_t { together, a_later, b_later };  // later: begins at a later step than the other run
+
+// Was a checkpoint loaded between the common past of the two runs and the steps that are compared?
+enum class Loaded : uint8_t {
+  no,
+  maybe,    // a run begins behind step 0: resumed, or recorded from there on only
+  by_one,   // one run resumed where the other went straight on
+  by_both,  // both began by loading
+};
 
 // Rules (a wrong "identical" is the worst bug, so everything that was not looked at becomes a blocker):
 // - Steps are aligned by number when both step bases are known. Otherwise by content: equal initial state, or a batch that
 //   occurs once; else nothing is aligned and the blocker says why.
-// - Runs that begin at different steps: the common steps are compared. If the later one carries load records, its
-//   parameters and optimizer state are compared with the other's last ones of the step before, and when all of them are
-//   found and everything from there to the other's end is equal, the verdict may be identical; a note names the range.
-//   Without load records only --steps makes it identical.
+// - Runs that begin at different steps: the common steps are compared. The later one may have resumed from a checkpoint of
+//   the other, or be another run of which only later steps were recorded (its prologue is then its initial state). So what
+//   it loaded is held against the other's state at the end of the step before only where some of it is that state and was
+//   not the other's initial state (see compare_loads). When then all of it is found, and everything from there to the
+//   other's end is equal, the verdict may be identical; a note names the range. Else only --steps makes it identical.
 // - A run that has ended early, died, is still recording, lacks a rank or has a Gap in the range is incomparable unless
 //   diverged. So are runs that record every n-th step with different n.
 struct Alignment {
@@ -49,7 +59,6 @@ struct Alignment {
   bool levels_differ = false;
   Start start = Start::together;
   int64_t begin = 0;                    // first step of the run that begins later, in A's numbers
-  bool loaded = false;                  // a checkpoint was loaded (in one run or in both) before `begin`
   int64_t offset_b = 0;                 // B's step number + offset = A's
   bool prologue_compared = false;
   std::vector<std::string> blockers;    // sentences; any of them: incomparable unless diverged

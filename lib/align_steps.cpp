@@ -106,14 +106,8 @@ void find_start(const Run& a, const Run& b, Alignment* out) {
   const int64_t begin_b = first_step_of(b) == kPrologueStep ? kPrologueStep : first_step_of(b) + out->offset_b;
   out->begin = std::max(begin_a, begin_b);
   if (begin_a != kPrologueStep && begin_b != kPrologueStep && begin_a != begin_b) {
-    out->start = begin_b > begin_a ? Start::b_resumed : Start::a_resumed;
+    out->start = begin_b > begin_a ? Start::b_later : Start::a_later;
   }
-  const auto from_checkpoint = [](const Run& run) {
-    return std::any_of(run.streams().begin(), run.streams().end(),
-                       [](const auto& stream) { return stream->header().step_base == "checkpoint"; });
-  };
-  out->loaded = out->start != Start::together || (begin_a > 0 && begin_a != kPrologueStep) || from_checkpoint(a) ||
-                from_checkpoint(b);
 }
 
 // The pair of prologues, or the load of the run that begins later.
@@ -133,30 +127,17 @@ void pair_prologues(const StepPlaces& places_a, const StepPlaces& places_b, cons
     }
     return;
   }
-  const bool b_resumed = out->start == Start::b_resumed;
-  const HashStreamReader& resumed = b_resumed ? *pair->b : *pair->a;
-  const HashStreamReader& straight = b_resumed ? *pair->a : *pair->b;
-  const size_t load = b_resumed ? places_b.prologue : places_a.prologue;
-  const size_t before = index_of_step(straight, out->begin - 1, b_resumed ? 0 : out->offset_b);
-  if (has_records(resumed, load) && before != kNoStep && straight.steps()[before].complete) {
+  const bool b_later = out->start == Start::b_later;
+  const HashStreamReader& later = b_later ? *pair->b : *pair->a;
+  const HashStreamReader& earlier = b_later ? *pair->a : *pair->b;
+  const size_t load = b_later ? places_b.prologue : places_a.prologue;
+  const size_t before = index_of_step(earlier, out->begin - 1, b_later ? 0 : out->offset_b);
+  // Where only every n-th step is recorded, the first recorded one need not be the first that ran.
+  const bool first_ran = later.header().every == 1;
+  if (first_ran && has_records(later, load) && before != kNoStep && earlier.steps()[before].complete) {
     pair->load_step = load;
     pair->step_before = before;
-  }
-}
-
-void explain_resume(const DiffOptions& options, Alignment* out) {
-  if (out->start == Start::together || (options.first_step && *options.first_step >= out->begin)) return;
-  const char late = out->start == Start::b_resumed ? 'B' : 'A';
-  const char early = late == 'B' ? 'A' : 'B';
-  const bool tied = std::all_of(out->ranks.begin(), out->ranks.end(),
-                                [](const RankPair& pair) { return pair.load_step != kNoStep; });
-  if (tied && !out->ranks.empty()) {
-    out->notes.push_back(fmt::format("run {} begins at step {}: compared from there on, and what it loaded with run {}'s state "
-                                     "at the end of step {}", late, out->begin, early, out->begin - 1));
-  } else {
-    out->blockers.push_back(fmt::format("run {} begins at step {} and nothing ties its start to run {} at the end of step {} "
-                                        "(to compare only these steps: --steps {}:N)", late, out->begin, early,
-                                        out->begin - 1, out->begin));
+    pair->prologue_other = b_later ? places_a.prologue : places_b.prologue;
   }
 }
 
@@ -190,7 +171,6 @@ void align_steps(const Run& a, const Run& b, const DiffOptions& options, Alignme
     add_side(places_a, places_b, pair.rank, &side_a);
     add_side(places_b, places_a, pair.rank, &side_b);
   }
-  explain_resume(options, out);
   if (every_a == every_b && any_common) {
     const int64_t begin = out->start == Start::together ? -1 : out->begin;
     explain_unmatched(side_b, 'B', side_a, 'A', common_last, begin, out);

@@ -7,18 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "lib/align.h"
 #include "lib/pointing.h"
 #include "lib/record.h"
 #include "lib/verdict.h"
 
 namespace forkpoint {
-
-// Was a checkpoint loaded between the common past of the two runs and the fork?
-enum class Loaded : uint8_t {
-  no,
-  by_one,   // one run resumed where the other went straight on
-  by_both,  // both began by loading
-};
 
 // Plain values, gathered from the runs by lib/cause_facts.h.
 struct CauseFacts {
@@ -35,6 +29,7 @@ struct CauseFacts {
   bool everyone = false;           // all ranks (or all members) alike
   bool first_compared_step = false;
   bool start_unseen = false;       // nothing before this step was compared (no initial state, or --steps begins here)
+  std::string unseen_steps;        // "steps 11-19": not recorded between the last compared one and this
   bool other_world = false;        // put together from shards of another number of ranks
   bool structure_only = false;     // nothing but records on one side only
   bool permutation_only = false;   // same words in another order and nothing followed from it
@@ -47,6 +42,7 @@ struct CauseFacts {
   std::string last_seen;           // where the value of an input was last recorded, and agreed
   bool step_inputs_agree = false;  // batch and parameters of this step were recorded and agree
   bool gradients_recorded = false; // and agree, on this rank in this step
+  bool rng_agrees = false;         // generator state of this step was recorded before and agrees
 
   // A collective's output.
   bool collective_output = false, collective_judged = true, alike = false, keeps_own_input = false;
@@ -73,6 +69,7 @@ struct CauseFacts {
   std::vector<std::string> structure;    // sentences
   bool collective_in_one_run = false;    // a collective of this layer was called in one run only
   bool collectives_recorded = false;
+  bool messages_differ = false;          // collectives of other sizes, or in one run only, up to this step
   std::string run_b;                     // folder
   std::string command;                   // of run B, quoted for a shell
   std::optional<Pointing> pointing;

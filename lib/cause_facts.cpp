@@ -76,6 +76,7 @@ void look_within_step(const MatchedStep& step, const Difference& d, int64_t numb
     if (!step.training(row)) continue;
     if (site.role == Role::batch) batch_seen = true, batch_agrees &= step.agrees(row);
     const bool reduced = site.kind == Kind::collective && site.role == Role::output;
+    facts->rng_agrees |= site.role == Role::rng && row < d.row_a && step.agrees(row);
     if ((site.role == Role::gradient || reduced) && row < d.row_a && step.agrees(row)) facts->gradients_recorded = true;
     const bool same_place = a.site[row] == d.site && a.micro_step[row] == d.micro_step;
     if ((d.flags & kRecordRecompute) != 0 && same_place && (a.flags[row] & kRecordRecompute) == 0 &&
@@ -96,6 +97,7 @@ void look_at_step_before(const MatchedStep& before, int64_t number, const Differ
     parameters |= before.site(row).role == Role::parameter;
     if (a.site[row] != d.site || a.micro_step[row] != d.micro_step || a.call[row] != d.call || !before.agrees(row)) continue;
     const Digest& then = a.digest[row];
+    if (number + 1 != facts->first.step) continue;  // steps between were not recorded
     facts->stale_b |= d.digest_b == then && !(d.digest_a == then) && !(then == Digest{});
     facts->stale_a |= d.digest_a == then && !(d.digest_b == then) && !(then == Digest{});
   }
@@ -154,11 +156,26 @@ void look_at_ranks(const std::vector<OnRank>& ranks, const Origin& origin, Cause
   if (values_a.size() == 1 && facts->replicas > 1) facts->replica_values_b = static_cast<int>(values_b.size());
 }
 
+// What ran between the last compared step and this one, and was not recorded?
+void look_at_steps_before(const OriginInput& input, const Origin& origin, CauseFacts* facts) {
+  if (origin.in_prologue) return;
+  const auto& steps = input.alignment.ranks[origin.pair].steps;
+  if (origin.step_index == 0) {
+    facts->start_unseen = input.loaded != Loaded::by_one || origin.step != input.alignment.begin;
+    return;
+  }
+  const bool loaded = input.loaded == Loaded::by_both || input.loaded == Loaded::by_one;
+  const int64_t before = steps[origin.step_index - 1].step;
+  const int64_t first = before == kPrologueStep ? (loaded ? origin.step : 0) : before + 1;
+  if (first < origin.step) facts->unseen_steps = counted(static_cast<uint64_t>(origin.step - first), "step") + fmt::format(" from step {} on", first);
+}
+
 void look_at_structure(const OriginInput& input, CauseFacts* facts) {
   for (const OneSided& entry : input.scan.one_sided) {
     const Site& site = input.joins.of(entry.pair).site(entry.site);
-    facts->collective_in_one_run |= entry.side != OneSided::relabelled && site.kind == Kind::collective && site.layer == facts->site.layer &&
-                                    entry.first_step <= facts->first.step;
+    if (site.kind != Kind::collective || entry.first_step > facts->first.step || entry.side == OneSided::relabelled) continue;
+    facts->messages_differ = true;
+    facts->collective_in_one_run |= entry.side != OneSided::regrouped && (site.layer.empty() || site.layer == facts->site.layer);
   }
 }
 
@@ -202,16 +219,13 @@ CauseFacts gather_facts(const OriginInput& input, const Origin& origin, const Di
   facts.level = input.alignment.level, facts.world_size = std::max(1, input.run_a.world_size());
   facts.everyone = origin.everyone, facts.permutation_only = origin.permuted;
   facts.first_compared_step = origin.in_prologue || origin.step == input.alignment.begin;
-  facts.start_unseen = !origin.in_prologue && !input.alignment.prologue_compared && input.loads_compared == 0 &&
-                       origin.step_index == 0;
+  look_at_steps_before(input, origin, &facts);
   facts.collective_output = origin.collective_output, facts.collective_judged = origin.judged;
   facts.alike = origin.alike, facts.keeps_own_input = origin.keeps_own_input;
   facts.outputs_agree_a = origin.outputs_agree_a, facts.outputs_disagree_b = origin.outputs_disagree_b;
   facts.members = origin.members, facts.unknown_members = origin.unknown_members;
   facts.collectives_recorded = records_collectives(join);
-  facts.loaded = !input.alignment.loaded                       ? Loaded::no
-                 : input.alignment.start == Start::together ? Loaded::by_both
-                                                            : Loaded::by_one;
+  facts.loaded = input.loaded;
   facts.run_b = shell_words({input.run_b.directory()});
   facts.command = shell_words(input.run_b.manifest().command);
   for (const Difference& source : origin.sources) {

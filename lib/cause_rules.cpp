@@ -57,7 +57,7 @@ void decide_batch(const CauseFacts& facts, Cause* cause) {
   } else if (facts.batch_searched) {
     cause->evidence.push_back("run B's batch occurs nowhere in run A's recorded steps");
   }
-  if (facts.loaded != Loaded::no) cause->evidence.push_back("a checkpoint was loaded before: was the position in the data restored?");
+  if (facts.loaded == Loaded::by_one || facts.loaded == Loaded::by_both) cause->evidence.push_back("a checkpoint was loaded before: was the position in the data restored?");
 }
 
 void decide_generator(const CauseFacts& facts, Cause* cause) {
@@ -66,6 +66,7 @@ void decide_generator(const CauseFacts& facts, Cause* cause) {
   if (facts.stale_b) cause->evidence.push_back("run B's state is that of the step before: it did not advance");
   const bool at_load = facts.loaded != Loaded::no && (facts.first.in_prologue || facts.first_compared_step);
   if (!at_load) return decide(cause, cls);
+  if (facts.loaded == Loaded::maybe) return decide(cause, cls, {cls, "state_restore"});
   if (facts.rng_agreed_at_load) {
     decide(cause, cls);
     cause->evidence.push_back("the state agreed at the load: it was changed between the load and its first use");
@@ -89,6 +90,9 @@ void decide_scalar(const CauseFacts& facts, Cause* cause) {
     const bool at_once = facts.first_compared_step || facts.first.in_prologue;
     decide(cause, at_once ? "state_restore" : "hyperparameter", {"state_restore", "hyperparameter"});
     cause->evidence.push_back("both runs began by loading a checkpoint");
+  } else if (facts.loaded == Loaded::maybe) {
+    decide(cause, facts.start_unseen ? "unknown" : "hyperparameter", {"hyperparameter", "state_restore"});
+    cause->evidence.push_back("a run begins behind step 0: whether it loaded a checkpoint is not known");
   } else {
     decide(cause, "hyperparameter");
   }
@@ -96,15 +100,25 @@ void decide_scalar(const CauseFacts& facts, Cause* cause) {
 
 // Where nothing before was compared, the runs may have differed from before.
 void add_unseen_start(const CauseFacts& facts, Classes* classes, Cause* cause) {
+  if (!facts.unseen_steps.empty()) {
+    cause->evidence.push_back(fmt::format("{} not recorded before it: it may have begun there", facts.unseen_steps + " were"));
+  }
   if (!facts.start_unseen) return;
   put_first(classes, facts.loaded == Loaded::no ? "initial_state" : "state_restore");
+  if (facts.loaded == Loaded::maybe) put_first(classes, "initial_state");
   cause->evidence.push_back("nothing before this step was compared: it may have begun before");
 }
 
 Classes op_candidates(const CauseFacts& facts, Cause* cause) {
-  Classes classes = {"unordered_accumulation", "algorithm_choice", "precision_or_formula", "hardware_or_sporadic"};
+  Classes classes = {"unordered_accumulation", "algorithm_choice", "precision_or_formula", "hardware_or_sporadic",
+                     "uninitialized_memory", "stream_race"};
+  if (!facts.rng_agrees) classes.push_back("rng_state");  // it may draw from a generator that was not recorded
   if (facts.everyone && facts.world_size > 1) {
     drop(&classes, "hardware_or_sporadic");  // not on every rank at once
+  }
+  if (facts.messages_differ && facts.inputs_agree.empty()) {
+    put_first(&classes, "reduction_order");
+    cause->evidence.push_back("collectives before it carry other messages in the two runs, which alone changes the order of sums");
   }
   if (is_atomic_op(facts.site)) put_first(&classes, "unordered_accumulation");
   if (same_words(facts)) put_first(&classes, "unordered_accumulation");
@@ -142,8 +156,8 @@ void decide_initial_state(const CauseFacts& facts, Cause* cause) {
   const bool state = facts.site.role == Role::optimizer_state;
   const bool zero_b = facts.digest_b == Digest{} && facts.stats_b.absmax == 0 && facts.stats_b.nonfinite == 0;
   const bool zero_a = facts.digest_a == Digest{} && facts.stats_a.absmax == 0 && facts.stats_a.nonfinite == 0;
-  if (facts.loaded == Loaded::no) {
-    decide(cause, "initial_state");
+  if (facts.loaded == Loaded::no || facts.loaded == Loaded::maybe) {
+    decide(cause, "initial_state", facts.loaded == Loaded::no ? Classes{} : Classes{"initial_state", "state_restore"});
     cause->evidence.push_back("it differs before the first step");
   } else {
     decide(cause, "state_restore");
@@ -200,7 +214,7 @@ void decide_collective(const CauseFacts& facts, Cause* cause) {
 
 void decide_state_or_input(const CauseFacts& facts, Cause* cause) {
   const bool update = facts.site.phase == Phase::optimizer;
-  if (facts.replica_values_b > 1) {
+  if (facts.replica_values_b > 1 && (update || facts.agreeing_ranks.empty())) {
     cause->evidence.push_back(fmt::format("{} ranks hold it alike in run A; in run B they hold {} values", facts.replicas,
                                           facts.replica_values_b));
   }
@@ -225,7 +239,12 @@ void decide_state_or_input(const CauseFacts& facts, Cause* cause) {
     if (facts.replica_values_b > 1 && !facts.collectives_recorded) classes.push_back("missing_sync");
     if (facts.everyone) drop(&classes, "hardware_or_sporadic");
     add_unseen_start(facts, &classes, cause);
-    return decide(cause, facts.gradients_recorded && !facts.start_unseen ? "nondeterministic_op" : "unknown", classes);
+    if (facts.messages_differ) {
+      put_first(&classes, "reduction_order");
+      cause->evidence.push_back("collectives before it carry other messages in the two runs, which alone changes the order of sums");
+    }
+    const bool local = facts.gradients_recorded && !facts.start_unseen && facts.unseen_steps.empty() && !facts.messages_differ;
+    return decide(cause, local ? "nondeterministic_op" : "unknown", classes);
   }
   cause->evidence.push_back(facts.last_seen.empty()
                                 ? "it is an input, and nothing recorded before it differs: its producer was not observed, or it "
@@ -264,15 +283,14 @@ void decide_op(const CauseFacts& facts, Cause* cause) {
     return decide(cause, "environment", {"environment", "algorithm_choice", "precision_or_formula"});
   }
   if (!inputs_known) {
-    for (const char* cls : {"stream_race", "uninitialized_memory", "overwritten_input"}) {
-      if (std::find(classes.begin(), classes.end(), cls) == classes.end()) classes.push_back(cls);
-    }
+    classes.push_back("overwritten_input");
     cause->evidence.push_back(facts.step_inputs_agree ? "no input of this op was recorded; what was recorded before it in this "
                                                         "step (batch, weights) agrees"
                                                       : "no input of this op was recorded: what produced the difference was not observed");
     add_unseen_start(facts, &classes, cause);
   }
-  decide(cause, inputs_known || facts.step_inputs_agree ? "nondeterministic_op" : "unknown", classes);
+  const bool step_known = facts.step_inputs_agree && facts.unseen_steps.empty();
+  decide(cause, inputs_known || step_known ? "nondeterministic_op" : "unknown", classes);
 }
 
 }  // namespace forkpoint

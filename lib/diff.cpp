@@ -17,7 +17,8 @@ void add_blockers(const Findings& findings, const Coverage& coverage, std::vecto
   if (!unread.empty()) {
     blockers->push_back(unread.size() == 1 ? unread[0] : fmt::format("{} steps could not be read, first: {}", unread.size(), unread[0]));
   }
-  if (alignment.start != Start::together) {
+  // --steps from there on asks for these steps alone.
+  if (!(findings.options.first_step && *findings.options.first_step >= alignment.begin)) {
     blockers->insert(blockers->end(), findings.loads.unmatched.begin(), findings.loads.unmatched.end());
   }
   if (findings.resharding.not_comparable > 0) {
@@ -37,7 +38,14 @@ void add_common_notes(const Findings& findings, Verdict* verdict) {
   const auto append = [&](const std::vector<std::string>& texts) {
     verdict->notes.insert(verdict->notes.end(), texts.begin(), texts.end());
   };
-  append(findings.input.alignment.notes);
+  const Alignment& alignment = findings.input.alignment;
+  append(alignment.notes);
+  if (findings.loads.resumed) {
+    const bool b_later = alignment.start == Start::b_later;
+    verdict->notes.push_back(fmt::format("run {} begins at step {}: compared from there on, and what it loaded with run {}'s state at "
+                                         "the end of step {}", b_later ? 'B' : 'A', alignment.begin, b_later ? 'A' : 'B',
+                                         alignment.begin - 1));
+  }
   append(findings.structure.sentences);
   append(findings.structure.evaluation);
   if (findings.resharding.compared > 0) {
@@ -54,7 +62,7 @@ void add_common_notes(const Findings& findings, Verdict* verdict) {
 void say_identical(const Findings& findings, Verdict* verdict) {
   const OriginInput& input = findings.input;
   if (findings.options.verify_checksums) {
-    const auto damage = verify_runs(input.run_a, input.run_b, findings.options);
+    const auto damage = verify_runs(input.run_a, input.run_b, findings.options, &verdict->coverage.frames_verified);
     if (!damage.empty()) {
       verdict->gaps.insert(verdict->gaps.end(), damage.begin(), damage.end());
       verdict->reason = incomparable_reason(damage, verdict->coverage.steps_compared, verdict->coverage.records_compared);
@@ -77,7 +85,8 @@ Verdict diff(const Run& a, const Run& b, const DiffOptions& options) {
   const Scan scan = scan_runs(alignment, options, &joins, options.want_map ? &map : nullptr);
   const Loads loads = compare_loads(alignment, &joins);
   const Resharding resharding = assemble_resharded(alignment, scan, &joins, options.threads);
-  const OriginInput input{a, b, alignment, scan, joins, loads.differences, resharding.differing, options.threads, loads.compared};
+  const OriginInput input{a, b, alignment, scan, joins, loads.differences, resharding.differing, options.threads,
+                          loaded_before(alignment, loads)};
   const Origins origins = find_origins(input);
   const StructureNotes structure = structure_notes(scan, alignment, &joins);
   const Findings findings{input, options, origins, structure, loads, resharding};

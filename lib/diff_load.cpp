@@ -39,57 +39,95 @@ std::map<StateKey, uint32_t> states_after_update(const Side& side) {
   return last;
 }
 
-void compare_load(const StreamJoin& join, bool b_resumed, const Side& load, const Side& before, int rank, Loads* out,
-                  std::vector<Difference>* differences) {
-  auto states = states_after_update(before);
-  std::set<StateKey> loaded;
-  size_t unmatched = 0;
-  std::string first_unmatched;
-  const auto miss = [&](const Site& site) {
-    if (unmatched++ == 0) first_unmatched = place_text({}, site.layer, {}, site.tensor);
-  };
-  for (uint32_t row = 0; row < load.columns.size(); ++row) {
-    const Site& site = load.site(row);
-    if (!is_state(site)) continue;
-    loaded.insert(state_key(site));
-    const auto found = states.find(state_key(site));
-    if (found == states.end()) {
-      miss(site);
-      continue;
+// The later run's load against the other's step before, on one rank.
+class LoadComparison {
+ public:
+  LoadComparison(const StreamJoin& join, bool b_later, int rank, Loads* out, std::vector<Difference>* differences)
+      : join_(join), b_later_(b_later), rank_(rank), out_(*out), differences_(*differences) {}
+
+  // initial: the other run's own prologue; without rows where it has none.
+  void run(const Side& load, const Side& before, const Side& initial) {
+    const auto states = states_after_update(before);
+    const auto initial_states = all_states(initial);
+    std::set<StateKey> loaded;
+    std::vector<std::string> unmatched, missing;
+    size_t parameters = 0, equal_parameters = 0;
+    for (uint32_t row = 0; row < load.columns.size(); ++row) {
+      const Site& site = load.site(row);
+      if (!is_state(site)) continue;
+      loaded.insert(state_key(site));
+      const auto found = states.find(state_key(site));
+      const Difference d = found == states.end() ? Difference{} : pair_of(load, row, before, found->second);
+      if (found == states.end() || d.same == Same::resharded) {
+        unmatched.push_back(place_text({}, site.layer, {}, site.tensor));
+        continue;
+      }
+      ++out_.compared;
+      parameters += site.role == Role::parameter ? 1 : 0;
+      if (is_difference(d.same)) {
+        differences_.push_back(d);
+        continue;
+      }
+      equal_parameters += site.role == Role::parameter ? 1 : 0;
+      const auto at_start = initial_states.find(state_key(site));
+      const bool moved = at_start != initial_states.end() && !(initial.columns.digest[at_start->second] == d.digest_a);
+      out_.resumed |= moved && !(d.digest_a == Digest{});
     }
-    const Side &a = b_resumed ? before : load, &b = b_resumed ? load : before;
-    const uint32_t row_a = b_resumed ? found->second : row, row_b = b_resumed ? row : found->second;
+    if (initial_states.empty()) out_.resumed |= equal_parameters > 0 && equal_parameters * 2 >= parameters;
+    for (const auto& [key, row] : states) {
+      if (loaded.count(key) == 0) missing.push_back(place_text({}, std::get<1>(key), {}, std::get<2>(key)));
+    }
+    const char later = b_later_ ? 'B' : 'A';
+    say(unmatched, fmt::format("of what run {} loaded on rank {} the other run did not record in the step before", later, rank_));
+    say(missing, fmt::format("of the other run's state in the step before run {} recorded no load on rank {}", later, rank_));
+  }
+
+ private:
+  static std::map<StateKey, uint32_t> all_states(const Side& side) {
+    std::map<StateKey, uint32_t> states;
+    for (uint32_t row = 0; row < side.columns.size(); ++row) {
+      if (is_state(side.site(row))) states[state_key(side.site(row))] = row;
+    }
+    return states;
+  }
+
+  Difference pair_of(const Side& load, uint32_t load_row, const Side& before, uint32_t before_row) const {
+    const Side &a = b_later_ ? before : load, &b = b_later_ ? load : before;
+    const uint32_t row_a = b_later_ ? before_row : load_row, row_b = b_later_ ? load_row : before_row;
     Difference d;
-    d.row_a = d.row_b = row;
-    d.site = b_resumed ? join.site_of_b(load.columns.site[row]) : load.columns.site[row];
-    d.micro_step = load.columns.micro_step[row], d.call = load.columns.call[row];
+    d.row_a = d.row_b = load_row;
+    d.site = b_later_ ? join_.site_of_b(load.columns.site[load_row]) : load.columns.site[load_row];
+    d.micro_step = load.columns.micro_step[load_row], d.call = load.columns.call[load_row];
     d.layout_a = a.columns.layout[row_a], d.layout_b = b.columns.layout[row_b];
     d.digest_a = a.columns.digest[row_a], d.digest_b = b.columns.digest[row_b];
     d.stats_a = stats_of(a.columns, row_a), d.stats_b = stats_of(b.columns, row_b);
-    d.same = compare_records(join, d.layout_a, d.layout_b, d.digest_a, d.digest_b);
-    if (d.same == Same::resharded) {
-      miss(site);
-      continue;
-    }
-    ++out->compared;
-    if (is_difference(d.same)) differences->push_back(d);
+    d.same = compare_records(join_, d.site, d.layout_a, d.layout_b, d.digest_a, d.digest_b);
+    return d;
   }
-  if (unmatched > 0) {
-    out->unmatched.push_back(fmt::format("of what run {} loaded on rank {}, {} not recorded in the other run's step before (first: {})",
-                                         b_resumed ? 'B' : 'A', rank,
-                                         unmatched == 1 ? "one tensor was" : fmt::format("{} were", counted(unmatched, "tensor")),
-                                         first_unmatched));
+
+  void say(const std::vector<std::string>& names, const std::string& what) {
+    if (names.empty()) return;
+    out_.unmatched.push_back(fmt::format("{} {} (first: {})", what, counted(names.size(), "tensor"), names[0]));
   }
-  size_t missing = 0;
-  std::string first_missing;
-  for (const auto& [key, row] : states) {
-    if (loaded.count(key) != 0) continue;
-    if (missing++ == 0) first_missing = place_text({}, std::get<1>(key), {}, std::get<2>(key));
+
+  const StreamJoin& join_;
+  const bool b_later_;
+  const int rank_;
+  Loads& out_;
+  std::vector<Difference>& differences_;
+};
+
+bool prologue_has_optimizer_state(const HashStreamReader& stream, size_t step) {
+  Side side{&stream, {}};
+  try {
+    stream.read_step(step, &side.columns);
+  } catch (const Error&) {
+    return false;
   }
-  if (missing > 0) {
-    out->unmatched.push_back(fmt::format("run {} has no load record of {} on rank {} (first: {})", b_resumed ? 'B' : 'A',
-                                         missing == 1 ? "one state tensor" : counted(missing, "state tensor"), rank, first_missing));
+  for (uint32_t row = 0; row < side.columns.size(); ++row) {
+    if (side.site(row).role == Role::optimizer_state && !(side.columns.digest[row] == Digest{})) return true;
   }
+  return false;
 }
 
 }  // namespace
@@ -98,14 +136,19 @@ Loads compare_loads(const Alignment& alignment, Joins* joins) {
   Loads out;
   out.differences.resize(alignment.ranks.size());
   if (alignment.start == Start::together) return out;
-  const bool b_resumed = alignment.start == Start::b_resumed;
+  const bool b_later = alignment.start == Start::b_later;
+  const char later = b_later ? 'B' : 'A', earlier = b_later ? 'A' : 'B';
   for (size_t p = 0; p < alignment.ranks.size(); ++p) {
     const RankPair& pair = alignment.ranks[p];
-    if (pair.load_step == kNoStep) continue;
-    Side load{b_resumed ? pair.b : pair.a, {}}, before{b_resumed ? pair.a : pair.b, {}};
+    if (pair.load_step == kNoStep) {
+      out.unmatched.push_back(fmt::format("run {} has no record of a load on rank {}", later, pair.rank));
+      continue;
+    }
+    Side load{b_later ? pair.b : pair.a, {}}, before{b_later ? pair.a : pair.b, {}}, initial = before;
     try {
       load.stream->read_step(pair.load_step, &load.columns);
       before.stream->read_step(pair.step_before, &before.columns);
+      if (pair.prologue_other != kNoStep) initial.stream->read_step(pair.prologue_other, &initial.columns);
     } catch (const Error& error) {
       out.unmatched.push_back(fmt::format("rank {}: {}", pair.rank, error.what()));
       continue;
@@ -113,13 +156,32 @@ Loads compare_loads(const Alignment& alignment, Joins* joins) {
     if (!load.stream->steps()[pair.load_step].complete) {
       out.unmatched.push_back(fmt::format("what was loaded on rank {} was not recorded whole", pair.rank));
     }
-    const uint64_t before_count = out.compared;
-    compare_load(joins->of(p), b_resumed, load, before, pair.rank, &out, &out.differences[p]);
-    if (out.compared == before_count) {
-      out.unmatched.push_back(fmt::format("nothing that run {} loaded on rank {} could be compared", b_resumed ? 'B' : 'A', pair.rank));
+    const uint64_t compared_before = out.compared;
+    LoadComparison(joins->of(p), b_later, pair.rank, &out, &out.differences[p]).run(load, before, initial);
+    if (out.compared == compared_before) {
+      out.unmatched.push_back(fmt::format("nothing that run {} loaded on rank {} could be compared", later, pair.rank));
     }
   }
-  return out;
+  if (out.resumed) return out;
+  Loads nothing;
+  nothing.differences.resize(alignment.ranks.size());
+  nothing.unmatched.push_back(fmt::format("run {0} begins at step {1}, and nothing shows that it began with run {2}'s state at the end "
+                                          "of step {3} (to compare only the steps from there on: --steps {1}:N)",
+                                          later, alignment.begin, earlier, alignment.begin - 1));
+  return nothing;
+}
+
+Loaded loaded_before(const Alignment& alignment, const Loads& loads) {
+  if (alignment.start != Start::together) return loads.resumed ? Loaded::by_one : Loaded::maybe;
+  for (const RankPair& pair : alignment.ranks) {
+    if (pair.a->header().step_base == "checkpoint" || pair.b->header().step_base == "checkpoint") return Loaded::by_both;
+    // Momentum before the first step can only come from a checkpoint.
+    if (alignment.begin <= 0 || pair.steps.empty() || pair.steps[0].step != kPrologueStep) continue;
+    if (prologue_has_optimizer_state(*pair.a, pair.steps[0].a) || prologue_has_optimizer_state(*pair.b, pair.steps[0].b)) {
+      return Loaded::by_both;
+    }
+  }
+  return alignment.begin > 0 ? Loaded::maybe : Loaded::no;
 }
 
 namespace {
@@ -135,7 +197,7 @@ RecordKeys resharded_keys(const Alignment& alignment, const Scan& scan, Joins* j
       pair.a->read_step(pair.steps[s].a, &worker->a);
       pair.b->read_step(pair.steps[s].b, &worker->b);
       const auto on_match = [&](uint32_t i, uint32_t j) {
-        if (compare_records(join, worker->a.layout[i], worker->b.layout[j], worker->a.digest[i], worker->b.digest[j]) !=
+        if (compare_records(join, worker->a.site[i], worker->a.layout[i], worker->b.layout[j], worker->a.digest[i], worker->b.digest[j]) !=
             Same::resharded) {
           return;
         }

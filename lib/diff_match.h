@@ -103,11 +103,13 @@ void match_step(const StreamJoin& join, const StepColumns& a, const StepColumns&
 enum class Same : uint8_t {
   equal,
   relabelled,  // the same bytes under another shape: no value difference
+  regrouped,   // a collective's message of another size: other messages carry the rest
   resharded,   // shards of one tensor, cut differently: to be put together before they can be compared
   layout,      // another dtype, shape or size: cannot be equal
   value,
 };
-Same compare_records(const StreamJoin& join, uint32_t layout_a, uint32_t layout_b, const Digest& a, const Digest& b);
+// site: joint id.
+Same compare_records(const StreamJoin& join, uint32_t site, uint32_t layout_a, uint32_t layout_b, const Digest& a, const Digest& b);
 
 inline bool is_difference(Same same) { return same == Same::layout || same == Same::value; }
 

@@ -65,9 +65,11 @@ std::vector<std::string> sentences_of(const std::map<StructureKey, StructureEntr
     }
     const std::vector<int> ranks(entry->ranks.begin(), entry->ranks.end());
     const std::string place = place_text(key->phase, key->layer, key->op, key->tensor);
-    const std::string what = key->side == OneSided::relabelled
-                                 ? fmt::format("{} holds the same bytes as {} in run A and {} in run B", place, key->form_a, key->form_b)
-                                 : fmt::format("run {} only: {}", key->side == OneSided::only_a ? 'A' : 'B', place);
+    std::string what = fmt::format("run {} only: {}", key->side == OneSided::only_a ? 'A' : 'B', place);
+    if (!key->form_a.empty()) {
+      what = fmt::format("{} {} {} in run A and {} in run B", place,
+                         key->side == OneSided::relabelled ? "holds the same bytes as" : "is a message of", key->form_a, key->form_b);
+    }
     sentences.push_back(fmt::format("structure: {} ({}, from {}{})", what, counted(entry->records, "record"),
                                     entry->first_step == kPrologueStep ? "before the first step" : fmt::format("step {}", entry->first_step),
                                     static_cast<int>(ranks.size()) == world_size ? "" : ", " + rank_list(ranks)));
@@ -120,7 +122,7 @@ StructureNotes structure_notes(const Scan& scan, const Alignment& alignment, Joi
     auto& entries = entry.eval ? evaluation : training;
     if (!entry.eval && out.first == nullptr) out.first = &entry;
     StructureKey key{entry.side, std::string(name(site.phase)), site.layer, site.op, site.tensor, {}, {}};
-    if (entry.side == OneSided::relabelled) {
+    if (entry.has_forms()) {
       key.form_a = to_string(alignment.ranks[entry.pair].a->layouts()[entry.layout_a]);
       key.form_b = to_string(alignment.ranks[entry.pair].b->layouts()[entry.layout_b]);
     }
@@ -132,7 +134,7 @@ StructureNotes structure_notes(const Scan& scan, const Alignment& alignment, Joi
   const int world = static_cast<int>(alignment.ranks.size());
   out.sentences = sentences_of(training, world);
   if (!evaluation.empty()) {
-    uint64_t records[3] = {0, 0, 0};
+    uint64_t records[4] = {0, 0, 0, 0};
     for (const auto& [key, entry] : evaluation) records[key.side] += entry.records;
     out.evaluation.push_back(fmt::format("the runs do not evaluate alike: {} of evaluation in run A only, {} in run B only",
                                          counted(records[0], "record"), records[1]));

@@ -124,7 +124,10 @@ class Search {
     }
     for (auto& [via, infection] : infections) out_.infections.push_back(std::move(infection));
     accept(&candidates);
-    out_.list.insert(out_.list.end(), later.begin(), later.end());
+    std::erase_if(later, [&](const Origin& origin) {
+      return std::binary_search(out_.uncertain.begin(), out_.uncertain.end(), origin.ranks[0]);
+    });
+    for (Origin& origin : merge_alike(&later)) out_.list.push_back(std::move(origin));
   }
 
   // One origin for what all ranks, or all members of a collective, do alike.
@@ -190,8 +193,11 @@ class Search {
       for (size_t s = 0; s < pair(p).steps.size(); ++s) {
         if (in_.scan.steps[p][s].differing_eval == 0) continue;
         if (out_.evaluation && out_.evaluation->step <= pair(p).steps[s].step) break;
-        const RankStep step = analyse(p, s, &scratch_[0]);
-        if (step.first_eval) out_.evaluation = make_origin(p, s, *step.first_eval);
+        try {
+          const RankStep step = analyse(p, s, &scratch_[0]);
+          if (step.first_eval) out_.evaluation = make_origin(p, s, *step.first_eval);
+        } catch (const Error&) {  // as in resolve
+        }
         break;
       }
     }

@@ -66,7 +66,7 @@ struct OriginInput {
   const LoadDifferences& loads;
   const AssembledDifferences& assembled;
   int threads;
-  uint64_t loads_compared = 0;
+  Loaded loaded = Loaded::no;
 };
 
 Origins find_origins(const OriginInput& input);

@@ -132,7 +132,7 @@ void write_first(const Run& a, const Run& b, const Alignment& alignment, const S
   facts.first.step = facts.first.in_prologue ? alignment.begin : result.step;
   if (facts.first.in_prologue) facts.first.phase = Phase::load;
   facts.level = alignment.level, facts.world_size = std::max(a.world_size(), b.world_size());
-  facts.loaded = alignment.loaded ? Loaded::by_both : Loaded::no;
+  facts.loaded = alignment.begin > 0 ? Loaded::maybe : Loaded::no;
   facts.first_compared_step = facts.first.step == alignment.begin;
   facts.environment = environment_differences(a, b);
   facts.run_b = shell_words({b.directory()});
@@ -204,7 +204,7 @@ Verdict diff_other_world(const Run& a, const Run& b, const Alignment& alignment,
     verdict.notes.insert(verdict.notes.end(), blockers.begin(), blockers.end());
   } else {
     if (verdict.coverage.steps_compared == 0) blockers.push_back("the runs have no whole step in common");
-    if (blockers.empty() && options.verify_checksums) blockers = verify_runs(a, b, options);
+    if (blockers.empty() && options.verify_checksums) blockers = verify_runs(a, b, options, &verdict.coverage.frames_verified);
     if (blockers.empty()) {
       verdict.outcome = Outcome::identical;
       verdict.reason = fmt::format("every tensor agrees when put together ({})", counted(verdict.coverage.records_compared, "tensor"));

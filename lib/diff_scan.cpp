@@ -57,14 +57,15 @@ void scan_step(const Task& task, const StepPair& step, const StreamJoin& join, M
           mark(a.site[i], MapBuilder::kEqual);
           return;
         }
-        const Same same = compare_records(join, a.layout[i], b.layout[j], a.digest[i], b.digest[j]);
+        const Same same = compare_records(join, a.site[i], a.layout[i], b.layout[j], a.digest[i], b.digest[j]);
         if (same == Same::resharded) {
           ++counts->resharded;
           return;
         }
         ++counts->matched;
-        if (same == Same::relabelled) {
-          OneSided& entry = note_one_sided(worker, task, step.step, a.site[i], OneSided::relabelled, a.flags[i], i, a.micro_step[i]);
+        if (same == Same::relabelled || same == Same::regrouped) {
+          const auto side = same == Same::relabelled ? OneSided::relabelled : OneSided::regrouped;
+          OneSided& entry = note_one_sided(worker, task, step.step, a.site[i], side, a.flags[i], i, a.micro_step[i]);
           entry.layout_a = a.layout[i], entry.layout_b = b.layout[j];
         }
         if (!is_difference(same)) return mark(a.site[i], MapBuilder::kEqual);

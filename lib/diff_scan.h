@@ -35,15 +35,16 @@ struct StepCounts {
   bool unread = false;           // a frame of it is damaged
 };
 
-// A site that only one run has, over a rank's steps that are whole in both; or that has another form in each, though it
-// holds the same bytes.
+// A site that only one run has, over a rank's steps that are whole in both; or that has another form in each, of the same
+// bytes (relabelled) or of a collective's message (regrouped).
 struct OneSided {
-  enum Side : uint8_t { only_a, only_b, relabelled };
+  enum Side : uint8_t { only_a, only_b, relabelled, regrouped };
   size_t pair = 0;
   uint32_t site = 0;             // joint id
   Side side = only_a;
   bool eval = false;
-  uint32_t layout_a = 0, layout_b = 0;  // of the first one, where relabelled
+  bool has_forms() const { return side == relabelled || side == regrouped; }
+  uint32_t layout_a = 0, layout_b = 0;  // of the last one, where it has forms
   int64_t first_step = 0;
   uint32_t first_row = 0;
   int32_t micro_step = 0;

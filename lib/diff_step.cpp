@@ -29,7 +29,7 @@ class StepView {
         join, a, b, complete, scratch,
         [&](uint32_t i, uint32_t j) {
           partner_[i] = j;
-          Same same = compare_records(join, a.layout[i], b.layout[j], a.digest[i], b.digest[j]);
+          Same same = compare_records(join, a.site[i], a.layout[i], b.layout[j], a.digest[i], b.digest[j]);
           if (same == Same::resharded && !assembled.empty() && assembled.count(key_of(i)) != 0) same = Same::value;
           same_[i] = same;
           if (!is_difference(same)) return;
@@ -46,6 +46,7 @@ class StepView {
   bool matched(uint32_t row) const { return partner_[row] != kNoRow; }
   bool differs(uint32_t row) const { return is_difference(same_[row]); }
   bool agrees(uint32_t row) const { return matched(row) && (same_[row] == Same::equal || same_[row] == Same::relabelled); }
+  bool regrouped(uint32_t row) const { return same_[row] == Same::regrouped; }
   bool training(uint32_t row) const { return (a_.flags[row] & kRecordEval) == 0; }
   int32_t micro_step(uint32_t row) const { return a_.micro_step[row]; }
 
@@ -214,7 +215,8 @@ void collect_sources(const StepView& view, uint32_t first, RankStep* out) {
   constexpr size_t kMost = 8;
   for (const uint32_t row : view.differences()) {
     if (out->sources.size() == kMost) return;
-    if (is_source(view.site(row)) && view.a().site[row] != view.a().site[first]) {
+    // Of one role with the first (a batch's targets, a generator's keys) is what follows from it.
+    if (is_source(view.site(row)) && view.site(row).role != view.site(first).role) {
       out->sources.push_back(view.difference(row));
     }
   }
@@ -238,7 +240,7 @@ void collect_collectives(const StepView& view, RankStep* out) {
       out->collectives.push_back(std::move(use));
     }
     CollectiveUse& at = out->collectives[*known];
-    if (!view.matched(i)) {
+    if (!view.matched(i) || view.regrouped(i)) {
       at.one_sided = true;
       continue;
     }

@@ -87,6 +87,7 @@ std::string reason_for(const CauseFacts& facts, const Verdict& verdict) {
                                                                           : fmt::format("{} more records differ", grouped(verdict.propagated)));
   std::string how = "differs first";
   if (facts.collective_output && facts.collective_judged) how = "every member's input agrees and the output differs";
+  else if (facts.site.role == Role::input && !facts.layout_differs) how = "this input differs, though nothing recorded before it does";
   else if (!facts.inputs_agree.empty() && facts.inputs_differ.empty() && facts.site.role != Role::input) how = "its inputs agree and it differs";
   return fmt::format("{}: {}{}", place, how, later);
 }
@@ -120,7 +121,7 @@ Divergence structure_divergence(const Findings& findings) {
   out.kind = Kind::structure;
   out.before = entry.side == OneSided::only_a ? "recorded" : "no such record";
   out.after = entry.side == OneSided::only_a ? "no such record" : "recorded";
-  if (entry.side == OneSided::relabelled) {
+  if (entry.has_forms()) {
     const RankPair& pair = findings.input.alignment.ranks[entry.pair];
     out.before = to_string(pair.a->layouts()[entry.layout_a]);
     out.after = to_string(pair.b->layouts()[entry.layout_b]);
@@ -237,7 +238,7 @@ std::string incomparable_reason(const std::vector<std::string>& blockers, uint64
                                          : fmt::format("; the {} common steps are equal", grouped(steps_compared)));
 }
 
-std::vector<std::string> verify_runs(const Run& a, const Run& b, const DiffOptions& options) {
+std::vector<std::string> verify_runs(const Run& a, const Run& b, const DiffOptions& options, uint64_t* frames) {
   std::vector<std::pair<char, const HashStreamReader*>> streams;
   const auto add = [&](const Run& run, char which) {
     for (const auto& stream : run.streams()) {
@@ -249,10 +250,12 @@ std::vector<std::string> verify_runs(const Run& a, const Run& b, const DiffOptio
   add(a, 'A');
   add(b, 'B');
   std::vector<std::string> damage(streams.size());
+  std::vector<uint64_t> checked(streams.size(), 0);
   parallel_for(thread_count(options.threads), streams.size(), [&](size_t i, int) {
-    const std::string found = streams[i].second->verify();
+    const std::string found = streams[i].second->verify(&checked[i]);
     if (!found.empty()) damage[i] = fmt::format("run {}, rank {}: {}", streams[i].first, streams[i].second->header().rank, found);
   });
+  for (const uint64_t count : checked) *frames += count;
   damage.erase(std::remove(damage.begin(), damage.end(), std::string()), damage.end());
   return damage;
 }

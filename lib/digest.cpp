@@ -19,13 +19,15 @@ void add_bytes(const unsigned char* data, size_t count, uint64_t first_byte, Raw
   out.word_sum += word;
 }
 
-// REQUIRES: first_byte % 4 == 0.
-void add_words(const Kernels& kernels, const unsigned char* data, uint64_t words, uint64_t first_word, RawDigest& out) {
+// beyond: bytes that follow the words and will be read next.
+void add_words(const Kernels& kernels, const unsigned char* data, uint64_t words, uint64_t first_word, size_t beyond,
+               RawDigest& out) {
   while (words > 0) {
     const auto in_tile = static_cast<uint32_t>(first_word % kTileWords);
     const uint64_t room = kTileWords - in_tile;
     const auto count = static_cast<uint32_t>(words < room ? words : room);
-    const WordSums sums = kernels.sum_words(data, in_tile, count);
+    const bool read_ahead = 4 * (words - count) + beyond >= digest_kernels::kReadAheadBytes;
+    const WordSums sums = kernels.sum_words(data, in_tile, count, read_ahead);
     out.digest.a += tile_key<1>(first_word / kTileWords) * sums.a;
     out.digest.b += tile_key<2>(first_word / kTileWords) * sums.b;
     out.word_sum += sums.plain;
@@ -35,7 +37,7 @@ void add_words(const Kernels& kernels, const unsigned char* data, uint64_t words
   }
 }
 
-void add_range(const Kernels& kernels, const unsigned char* data, size_t size_bytes, uint64_t first_byte,
+void add_range(const Kernels& kernels, const unsigned char* data, size_t size_bytes, uint64_t first_byte, size_t beyond,
                RawDigest& out) {
   if (const size_t misplaced = first_byte & 3; misplaced != 0) {
     const size_t head = size_bytes < 4 - misplaced ? size_bytes : 4 - misplaced;
@@ -44,7 +46,7 @@ void add_range(const Kernels& kernels, const unsigned char* data, size_t size_by
     first_byte += head;
     size_bytes -= head;
   }
-  add_words(kernels, data, size_bytes / 4, first_byte / 4, out);
+  add_words(kernels, data, size_bytes / 4, first_byte / 4, beyond, out);
   const size_t tail = size_bytes & 3;
   if (tail != 0) add_bytes(data + (size_bytes - tail), tail, first_byte + (size_bytes - tail), out);
 }
@@ -59,7 +61,7 @@ void add_contiguous(const void* data, size_t size_bytes, DType dtype, uint64_t f
   const auto* bytes = static_cast<const unsigned char*>(data);
   for (size_t begin = 0; begin < size_bytes; begin += kPieceBytes) {
     const size_t piece = size_bytes - begin < kPieceBytes ? size_bytes - begin : kPieceBytes;
-    add_range(kernels, bytes + begin, piece, first_byte + begin, out);
+    add_range(kernels, bytes + begin, piece, first_byte + begin, size_bytes - begin - piece, out);
     if (rule.kind != MagnitudeKind::none) {
       out.magnitude.merge(kernels.scan_magnitudes(bytes + begin, piece / rule.bytes, rule));
     }
@@ -83,7 +85,7 @@ DigestResult digest_bytes(const void* data, size_t size_bytes, DType dtype, uint
 
 Digest digest_only(const void* data, size_t size_bytes, uint64_t first_byte) {
   RawDigest raw;
-  add_range(digest_kernels::best(), static_cast<const unsigned char*>(data), size_bytes, first_byte, raw);
+  add_range(digest_kernels::best(), static_cast<const unsigned char*>(data), size_bytes, first_byte, 0, raw);
   return raw.digest;
 }
 

@@ -17,7 +17,8 @@ constexpr uint64_t inverse(uint64_t odd) {
 // Where t2[j] / t1[j] is known, j is: an open-addressed table of the ratios' low 33 bits.
 //
 // One changed word i = 512 T + j with change d gives dD1 = K1(i) d and dD2 = K2(i) d, so with d = 2^v * odd (v <= 31)
-// t2[j] / t1[j] = (dD2 >> v) / (dD1 >> v) * M1(T) / M2(T) modulo 2^(64 - v): one look-up a tile instead of a test a word.
+// t2[j] / t1[j] = (dD2 >> v) / (dD1 >> v) * M1(T) / M2(T) modulo 2^(64 - v): one look-up a tile instead of a test a
+// word.
 class RatioTable {
  public:
   RatioTable() {

@@ -41,15 +41,27 @@ float narrow_double(uint64_t bits) {
 
 float absmax_from_magnitude(DType dtype, uint64_t magnitude) {
   switch (dtype) {
-    case DType::boolean: return magnitude ? 1.0f : 0.0f;
-    case DType::f8e4m3: return small_float(static_cast<uint32_t>(magnitude), 4, 3);
-    case DType::f8e5m2: return small_float(static_cast<uint32_t>(magnitude), 5, 2);
-    case DType::f16: return small_float(static_cast<uint32_t>(magnitude), 5, 10);
-    case DType::bf16: return std::bit_cast<float>(static_cast<uint32_t>(magnitude) << 16);
-    case DType::f32: case DType::c64: return std::bit_cast<float>(static_cast<uint32_t>(magnitude));
-    case DType::f64: case DType::c128: return narrow_double(magnitude);
-    case DType::f4x2: case DType::raw: return 0;
-    default: return static_cast<float>(magnitude);  // integers
+    case DType::boolean:
+      return magnitude ? 1.0f : 0.0f;
+    case DType::f8e4m3:
+      return small_float(static_cast<uint32_t>(magnitude), 4, 3);
+    case DType::f8e5m2:
+      return small_float(static_cast<uint32_t>(magnitude), 5, 2);
+    case DType::f16:
+      return small_float(static_cast<uint32_t>(magnitude), 5, 10);
+    case DType::bf16:
+      return std::bit_cast<float>(static_cast<uint32_t>(magnitude) << 16);
+    case DType::f32:
+    case DType::c64:
+      return std::bit_cast<float>(static_cast<uint32_t>(magnitude));
+    case DType::f64:
+    case DType::c128:
+      return narrow_double(magnitude);
+    case DType::f4x2:
+    case DType::raw:
+      return 0;
+    default:
+      return static_cast<float>(magnitude);  // integers
   }
 }
 

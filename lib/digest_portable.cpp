@@ -6,7 +6,7 @@
 namespace forkpoint::digest_kernels {
 namespace {
 
-WordSums sum_words(const unsigned char* data, uint32_t first_word, uint32_t count) {
+WordSums sum_words(const unsigned char* data, uint32_t first_word, uint32_t count, bool) {
   const KeyTables& tables = key_tables();
   WordSums sums;
   for (uint32_t i = 0; i < count; ++i) {
@@ -28,7 +28,8 @@ MagnitudeStats scan(const unsigned char* data, size_t count, const MagnitudeRule
     Unsigned bits;
     std::memcpy(&bits, data + i * sizeof(Unsigned), sizeof(Unsigned));
     const bool negative = absolute && (bits >> (8 * sizeof(Unsigned) - 1));
-    const Unsigned magnitude = negative ? static_cast<Unsigned>(Unsigned{0} - bits) : static_cast<Unsigned>(bits & mask);
+    const Unsigned magnitude =
+        negative ? static_cast<Unsigned>(Unsigned{0} - bits) : static_cast<Unsigned>(bits & mask);
     if (magnitude >= rule.nonfinite_from) {
       stats.nonfinite += rule.nonfinite_from != ~uint64_t{0};
       if (rule.nonfinite_from != ~uint64_t{0}) continue;
@@ -40,10 +41,14 @@ MagnitudeStats scan(const unsigned char* data, size_t count, const MagnitudeRule
 
 MagnitudeStats scan_magnitudes(const unsigned char* data, size_t count, const MagnitudeRule& rule) {
   switch (rule.bytes) {
-    case 1: return scan<uint8_t>(data, count, rule);
-    case 2: return scan<uint16_t>(data, count, rule);
-    case 4: return scan<uint32_t>(data, count, rule);
-    default: return scan<uint64_t>(data, count, rule);
+    case 1:
+      return scan<uint8_t>(data, count, rule);
+    case 2:
+      return scan<uint16_t>(data, count, rule);
+    case 4:
+      return scan<uint32_t>(data, count, rule);
+    default:
+      return scan<uint64_t>(data, count, rule);
   }
 }
 

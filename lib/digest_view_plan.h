@@ -1,5 +1,5 @@
-// A view with the dimensions merged that lie one within the other, in memory and in the logical tensor alike. Used by the
-// host loops and by the planner of the device kernels.
+// A view with the dimensions merged that lie one within the other, in memory and in the logical tensor alike. Used by
+// the host loops and by the planner of the device kernels.
 #pragma once
 
 #include "lib/digest.h"
@@ -14,8 +14,8 @@ struct ViewDim {
 
 struct ViewPlan {
   int64_t elements = 0;
-  ViewDim inner;             // the run: contiguous when stride and position are both 1
-  int dims = 0;              // the others, outermost first
+  ViewDim inner;  // the run: contiguous when stride and position are both 1
+  int dims = 0;   // the others, outermost first
   ViewDim dim[kMaxDims] = {};
 };
 

@@ -5,9 +5,9 @@
 namespace forkpoint {
 namespace {
 
-constexpr std::array<std::string_view, kDTypeCount> kNames = {
-    "u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64", "bool", "f16",
-    "bf16", "f32", "f64", "f8e4m3", "f8e5m2", "f4x2", "c64", "c128", "raw"};
+constexpr std::array<std::string_view, kDTypeCount> kNames = {"u8",     "i8",   "u16", "i16",  "u32", "i32", "u64",
+                                                              "i64",    "bool", "f16", "bf16", "f32", "f64", "f8e4m3",
+                                                              "f8e5m2", "f4x2", "c64", "c128", "raw"};
 
 }  // namespace
 

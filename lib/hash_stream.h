@@ -131,8 +131,8 @@ class HashStreamReader {
   virtual std::span<const CoverageLimit> coverage_limits() const = 0;
 
   // Checks the checksum of every frame of the file at memory speed, without decompressing. Returns a sentence about the
-  // first damaged frame, or an empty string. diff calls it before it says identical.
-  virtual std::string verify() const = 0;
+  // first damaged frame, or an empty string. diff calls it before it says identical. frames: how many were checked.
+  virtual std::string verify(uint64_t* frames = nullptr) const = 0;
 };
 
 }  // namespace forkpoint

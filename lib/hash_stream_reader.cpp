@@ -69,7 +69,7 @@ class Reader final : public HashStreamReader {
     }
   }
 
-  std::string verify() const override;
+  std::string verify(uint64_t* frames) const override;
 
  private:
   using LayerGroup = std::pair<Phase, std::string_view>;
@@ -132,7 +132,7 @@ class Reader final : public HashStreamReader {
   mutable std::vector<uint32_t> group_of_site_;
 };
 
-std::string Reader::verify() const {
+std::string Reader::verify(uint64_t* frames) const {
   if (!contents_->first_damage.empty()) return contents_->first_damage;
   FrameSource source(file_, contents_->end, kVerifyWindowBytes);
   const auto damaged = [&](uint64_t offset, const std::string& what) {
@@ -157,6 +157,7 @@ std::string Reader::verify() const {
   }
   if (record_frames != contents_->record_frames.size())
     return damaged(offset, "the index names a records frame that is not there");
+  if (frames != nullptr) *frames = sequence;
   return {};
 }
 

@@ -70,7 +70,8 @@ struct Verdict {
   std::vector<std::string> notes;            // what did not line up: missing ranks, steps, layers; environment differences
   Coverage coverage;
 
-  // For the report: by step, layer (with phase), the worst cell over ranks. Filled only when DiffOptions::want_map.
+  // For the report: by step, layer (with phase), the worst cell over ranks. Filled only when DiffOptions::want_map. What was
+  // loaded before the first step stands under kPrologueStep.
   struct MapRow { std::string phase, layer; std::vector<Cell> cells; };
   std::vector<int64_t> map_steps;
   std::vector<MapRow> map;

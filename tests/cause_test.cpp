@@ -53,7 +53,7 @@ TEST_CASE("one flipped bit on one rank moves the hardware up, and never convicts
   const Cause cause = decide_cause(facts);
   CHECK(cause.cls == "nondeterministic_op");
   CHECK(cause.class_candidates.at(0) == "hardware_or_sporadic");
-  CHECK(cause.class_candidates.size() == 4);
+  CHECK(cause.class_candidates.size() >= 4);
   CHECK(holds(cause.evidence, "consistent with a flipped bit"));
 }
 

@@ -236,6 +236,47 @@ TEST_CASE("a resumed run that carries nothing of its load is incomparable, but f
   CHECK(Pair(of_steps(6), resumed).diff(options).outcome == Outcome::identical);
 }
 
+TEST_CASE("a run of which only later steps were recorded is not taken for a resume") {
+  // Its prologue is its initial state, which is not the other run's state at the end of step 2.
+  for (const bool swap : {false, true}) {
+    Pair pair(of_steps(6), of_steps(6));
+    (swap ? pair.a : pair.b).keep_steps({3, 4, 5});
+    const Verdict v = pair.diff();
+    INFO(dump(v));
+    CHECK(v.outcome == Outcome::incomparable);
+    CHECK(v.reason.find("--steps 3:N") != std::string::npos);
+    DiffOptions options;
+    options.first_step = 3;
+    CHECK(pair.diff(options).outcome == Outcome::identical);
+  }
+  SmallTraining faulty = of_steps(6);
+  faulty.hook = fault({4, -1, Phase::optimizer, "", "lr"});
+  Pair pair(of_steps(6), faulty);
+  pair.b.keep_steps({3, 4, 5});
+  const Verdict v = pair.diff();
+  INFO(dump(v));
+  CHECK(is_at(first_of(v), 4, -1, Phase::optimizer, "", "lr"));
+  CHECK(v.cause.cls == "hyperparameter");
+  CHECK(holds(v.cause.class_candidates, "state_restore"));  // it may have resumed after all
+}
+
+TEST_CASE("two runs of which only later steps were recorded are compared there, and steps between are said to be unseen") {
+  Pair equal(of_steps(6), of_steps(6));
+  equal.a.keep_steps({4, 5});
+  equal.b.keep_steps({4, 5});
+  CHECK(equal.diff().outcome == Outcome::identical);
+  SmallTraining faulty = of_steps(6);
+  faulty.hook = fault({2, 1, Phase::optimizer, "blocks.1.fc", "weight"});
+  Pair pair(of_steps(6), faulty);
+  pair.a.keep_steps({0, 5});
+  pair.b.keep_steps({0, 5});
+  const Verdict v = pair.diff();
+  INFO(dump(v));
+  CHECK(first_of(v).step == 5);
+  CHECK(v.cause.cls == "unknown");
+  CHECK(holds(v.cause.evidence, "4 steps from step 1 on were not recorded before it"));
+}
+
 TEST_CASE("momentum that a resume lost is named at the load") {
   for (const bool swap : {false, true}) {
     SmallTraining lost = of_steps(6, 3);

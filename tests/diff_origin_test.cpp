@@ -173,6 +173,46 @@ TEST_CASE("a module around the guilty one is not a second origin") {
   CHECK(v.also_first[0].layer == "other");
 }
 
+TEST_CASE("doubt keeps a later op from being called a second origin") {
+  RunBuilder a, b;
+  for (RunBuilder* run : {&a, &b}) {
+    const bool other = run == &b;
+    RankBuilder& rank = run->rank(0);
+    rank.step(0).forward("wrapper").input("input", value(1));
+    rank.forward("core.fc").input("input", value(1)).output("output", other ? value(12) : value(2));
+    rank.forward("wrapper").output("output", other ? value(13) : value(3));  // around the first, by another name
+    rank.forward("core.fc").input("input", value(4)).output("output", other ? value(14) : value(5));  // its second call
+    // Nothing is known of what this one's forward saved.
+    rank.backward("unseen").input("grad_output", value(6)).output("grad_input", other ? value(16) : value(8));
+    rank.at(Phase::optimizer, "fc").input("gradient", value(7)).output("update", other ? value(17) : value(9));
+  }
+  const TemporaryFolder folder;
+  const Verdict v = diff_folders(a.write(folder / "a"), b.write(folder / "b"));
+  INFO(dump(v));
+  CHECK(is_at(first_of(v), 0, 0, Phase::forward, "core.fc", "output"));
+  CHECK(v.also_first.empty());
+  CHECK(v.propagated == 4);
+}
+
+TEST_CASE("an op behind a collective that brought differences in is not a second origin") {
+  RunBuilder a(2), b(2);
+  for (RunBuilder* run : {&a, &b}) {
+    const bool other = run == &b;
+    for (int rank = 0; rank < 2; ++rank) {
+      RankBuilder& at = run->rank(rank);
+      const bool guilty = other && rank == 0;
+      at.step(0).forward("one").input("input", value(1)).output("output", guilty ? value(12) : value(2));
+      at.collective("all_gather", "", "tp", {0, 1}).input("x", guilty ? value(12) : value(2)).output("x", other ? value(13) : value(3));
+      at.forward("two").input("input", value(4)).output("output", other ? value(14) : value(5));
+    }
+  }
+  const TemporaryFolder folder;
+  const Verdict v = diff_folders(a.write(folder / "a"), b.write(folder / "b"));
+  INFO(dump(v));
+  CHECK(is_at(first_of(v), 0, 0, Phase::forward, "one", "output"));
+  CHECK(v.also_first.empty());
+}
+
 TEST_CASE("an input recorded after its op's output is still taken as the earlier one") {
   RunBuilder a, b;
   for (RunBuilder* run : {&a, &b}) {
@@ -264,6 +304,32 @@ TEST_CASE("a receive is not blamed when what was sent differed") {
   INFO(dump(v));
   CHECK(is_at(first_of(v), 0, 0, Phase::forward, "stage0", "output"));
   CHECK(v.also_first.empty());
+}
+
+TEST_CASE("messages grouped in another way are structure, and the value difference behind them is the verdict") {
+  // A reduces 1,000 and 5,000 numbers in two calls, B all 6,000 in one. Two seeds for the sums: another order of adding.
+  RunBuilder a(3), b(3);
+  for (RunBuilder* run : {&a, &b}) {
+    for (int rank = 0; rank < 3; ++rank) {
+      RankBuilder& at = run->rank(rank);
+      at.step(0).at(Phase::backward, "fc").add(Role::gradient, "weight.grad", value(10 + static_cast<uint64_t>(rank)));
+      at.collective("all_reduce", "", "world", {0, 1, 2});
+      if (run == &a) {
+        at.input("x", value(1, {{1000}, DType::f32})).output("x", value(2, {{1000}, DType::f32}));
+        at.input("x", value(3, {{5000}, DType::f32})).output("x", value(4, {{5000}, DType::f32}));
+      } else {
+        at.input("x", value(5, {{6000}, DType::f32})).output("x", value(6, {{6000}, DType::f32}));
+      }
+      at.at(Phase::optimizer, "fc").add(Role::parameter, "weight", run == &a ? value(7) : value(8));
+    }
+  }
+  const TemporaryFolder folder;
+  const Verdict v = diff_folders(a.write(folder / "a"), b.write(folder / "b"));
+  INFO(dump(v));
+  CHECK(is_at(first_of(v), 0, -1, Phase::optimizer, "fc", "weight"));
+  CHECK(holds(v.notes, "all_reduce: x is a message of f32[1000] in run A and f32[6000] in run B"));
+  REQUIRE_FALSE(v.cause.class_candidates.empty());
+  CHECK(v.cause.class_candidates[0] == "reduction_order");
 }
 
 TEST_CASE("a broadcast is judged by its source, whatever the other buffers held before") {

@@ -16,6 +16,7 @@ TEST_CASE("equal runs are identical, record by record and by their trees") {
     CHECK(v.coverage.records_compared == 4 * (6 + 4 * (3 + 3 * 10 + 1)));
     CHECK(v.coverage.steps_compared == 4);
     CHECK(v.coverage.ranks_compared == 4);
+    CHECK(v.coverage.frames_verified > 2 * 4 * 4);
     CHECK_FALSE(v.first.has_value());
     CHECK(v.cause.cls.empty());
     CHECK(v.propagated == 0);
@@ -264,6 +265,21 @@ TEST_CASE("a permutation whose effect goes on is the first divergence") {
   CHECK(holds(v.cause.evidence, "another order"));
 }
 
+TEST_CASE("a permutation that no equal record has taken in may be the cause of what follows") {
+  RunBuilder a, b;
+  for (RunBuilder* run : {&a, &b}) {
+    const bool other = run == &b;
+    RankBuilder& rank = run->rank(0);
+    rank.step(0).forward("moe.permute").input("input", value(1)).output("output", other ? permuted(2) : value(2));
+    // The op that reads it has one recorded input, and it is not this one.
+    rank.forward("moe.combine").input("gate", value(5)).output("output", other ? value(4) : value(3));
+  }
+  const TemporaryFolder folder;
+  const Verdict v = diff_folders(a.write(folder / "a"), b.write(folder / "b"));
+  INFO(dump(v));
+  CHECK(is_at(first_of(v), 0, 0, Phase::forward, "moe.permute", "output"));
+}
+
 TEST_CASE("a permutation that nothing follows from is said to be one, and is not called identical") {
   RunBuilder a, b;
   for (RunBuilder* run : {&a, &b}) {
@@ -336,6 +352,15 @@ TEST_CASE("a recomputation is compared with the other run's recomputation, also 
   INFO(dump(more));
   CHECK(more.outcome == Outcome::diverged);
   CHECK(more.cause.cls == "structure");  // and not a value difference of the second call
+  CHECK_FALSE(holds(more.notes, "run A only"));
+
+  RunBuilder e;
+  e.rank(0).step(0).forward("fc").output("output", value(1)).flags(kRecordRecompute).output("output", value(1));
+  e.rank(0).flags(0).output("output", value(3));
+  const Verdict behind = diff_folders(folder / "c", e.write(folder / "e"));
+  INFO(dump(behind));
+  CHECK(first_of(behind).kind == Kind::tensor);
+  CHECK(behind.propagated == 0);
 }
 
 TEST_CASE("micro-steps are told apart") {

@@ -1,6 +1,6 @@
 // The device digest against a kernel that only reads, at the same size in the same run. Every figure is a median over
-// replays of a captured graph of launches, so that the host's launch cost is not in it; the reader is the best of several.
-// Usage: device_digest_bench [FILTER]   (only figures whose name contains FILTER)
+// replays of a captured graph of launches, so that the host's launch cost is not in it; the reader is the best of
+// several. Usage: device_digest_bench [FILTER]   (only figures whose name contains FILTER)
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -52,11 +52,16 @@ __global__ void fill_kernel(uint64_t* data, size_t words, uint64_t mask) {
 // Clears an exponent bit of every element: realistic data has no non-finite one.
 uint64_t finite_mask(DType dtype) {
   switch (magnitude_rule(dtype).nonfinite_from == ~uint64_t{0} ? 0 : magnitude_rule(dtype).bytes) {
-    case 1: return 0xBFBFBFBFBFBFBFBF;
-    case 2: return 0xBFFFBFFFBFFFBFFF;
-    case 4: return 0xBFFFFFFFBFFFFFFF;
-    case 8: return 0xBFFFFFFFFFFFFFFF;
-    default: return ~uint64_t{0};
+    case 1:
+      return 0xBFBFBFBFBFBFBFBF;
+    case 2:
+      return 0xBFFFBFFFBFFFBFFF;
+    case 4:
+      return 0xBFFFFFFFBFFFFFFF;
+    case 8:
+      return 0xBFFFFFFFFFFFFFFF;
+    default:
+      return ~uint64_t{0};
   }
 }
 
@@ -139,8 +144,7 @@ class Bench {
   }
   Launch digest(DType dtype, size_t size, size_t stride = 0, size_t rotate = 1) {
     return [=, this](int i, cudaStream_t stream) {
-      DigestLaunch launch =
-          plan_digest_bytes(data_ + i % rotate * stride, size, dtype, 0, target(), multiprocessors_);
+      DigestLaunch launch = plan_digest_bytes(data_ + i % rotate * stride, size, dtype, 0, target(), multiprocessors_);
       OK(launch_digest(launch, stream));
     };
   }
@@ -224,8 +228,8 @@ void bench_batch(Bench& bench) {
   constexpr size_t kTensors = 1000, kSize = 64 << 10;
   std::vector<DigestLaunch> singles;
   for (size_t i = 0; i < kTensors; ++i) {
-    singles.push_back(plan_digest_bytes(bench.data() + i * kSize, kSize, DType::bf16, 0, bench.target(i),
-                                        bench.multiprocessors()));
+    singles.push_back(
+        plan_digest_bytes(bench.data() + i * kSize, kSize, DType::bf16, 0, bench.target(i), bench.multiprocessors()));
   }
   std::vector<DigestFlat> pieces(2 * kTensors);
   DigestFlat* device_pieces = nullptr;
@@ -234,8 +238,9 @@ void bench_batch(Bench& bench) {
   plan_digest_batch(singles.data(), kTensors, device_pieces, pieces.data(), pieces.size(), bench.multiprocessors(),
                     &launch);
   OK(cudaMemcpy(device_pieces, pieces.data(), pieces.size() * sizeof(DigestFlat), cudaMemcpyHostToDevice));
-  bench.ratio("digest_gpu_1000x64KiB", "digest",
-              [&](int, cudaStream_t stream) { OK(launch_digest(launch, stream)); }, kTensors * kSize, 0.8);
+  bench.ratio(
+      "digest_gpu_1000x64KiB", "digest", [&](int, cudaStream_t stream) { OK(launch_digest(launch, stream)); },
+      kTensors * kSize, 0.8);
   OK(cudaFree(device_pieces));
 }
 
@@ -253,8 +258,8 @@ void bench_views(Bench& bench) {
     const int64_t shape[] = {static_cast<int64_t>(kBytes) / row, row / 2}, strides[] = {row, 1}, odd[] = {row + 1, 1};
     const double goal = row >= 256 ? 0.6 : 0;
     const size_t size = static_cast<size_t>(shape[0] * row);
-    bench.ratio("digest_gpu_rows_" + std::to_string(row), "digest", view_launch(bench, whole_view(DType::bf16, shape, strides)),
-                size, goal);
+    bench.ratio("digest_gpu_rows_" + std::to_string(row), "digest",
+                view_launch(bench, whole_view(DType::bf16, shape, strides)), size, goal);
     if (row >= 256) {
       bench.ratio("digest_gpu_rows_" + std::to_string(row) + "_odd", "digest",
                   view_launch(bench, whole_view(DType::bf16, shape, odd)), size, 0.6);
@@ -270,15 +275,17 @@ void bench_views(Bench& bench) {
   const int64_t flat[] = {static_cast<int64_t>(kBytes) / 4};
   bench.ratio("digest_gpu_misaligned_by_4", "digest", view_launch(bench, whole_view(DType::f32, flat), 4), kBytes, 0);
   const int64_t flat16[] = {static_cast<int64_t>(kBytes) / 2};
-  bench.ratio("digest_gpu_misaligned_by_2", "digest", view_launch(bench, whole_view(DType::bf16, flat16), 2), kBytes, 0);
-  const int64_t square[] = {8192, 8192}, transposed[] = {1, 8192};
-  bench.ratio("digest_gpu_transposed_f32", "digest", view_launch(bench, whole_view(DType::f32, square, transposed)), kBytes,
+  bench.ratio("digest_gpu_misaligned_by_2", "digest", view_launch(bench, whole_view(DType::bf16, flat16), 2), kBytes,
               0);
-  const int64_t square16[] = {8192, 16384}, transposed16[] = {1, 8192};
-  bench.ratio("digest_gpu_transposed_bf16", "digest", view_launch(bench, whole_view(DType::bf16, square16, transposed16)),
+  const int64_t square[] = {8192, 8192}, transposed[] = {1, 8192};
+  bench.ratio("digest_gpu_transposed_f32", "digest", view_launch(bench, whole_view(DType::f32, square, transposed)),
               kBytes, 0);
+  const int64_t square16[] = {8192, 16384}, transposed16[] = {1, 8192};
+  bench.ratio("digest_gpu_transposed_bf16", "digest",
+              view_launch(bench, whole_view(DType::bf16, square16, transposed16)), kBytes, 0);
   const int64_t heads[] = {16, 32, 2048, 128}, permuted[] = {2048 * 4096, 128, 4096, 1};
-  bench.ratio("digest_gpu_heads_bf16", "digest", view_launch(bench, whole_view(DType::bf16, heads, permuted)), kBytes, 0);
+  bench.ratio("digest_gpu_heads_bf16", "digest", view_launch(bench, whole_view(DType::bf16, heads, permuted)), kBytes,
+              0);
 }
 
 }  // namespace

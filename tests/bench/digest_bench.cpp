@@ -56,9 +56,8 @@ struct Contest {
 void bench_reading(const std::vector<unsigned char>& data) {
   std::vector<Contest> contests = {{"digest_only", [&] { sink += digest_only(data.data(), kBytes).a; }}};
   for (const DType dtype : {DType::f32, DType::bf16, DType::f64, DType::i8, DType::i64, DType::raw}) {
-    contests.push_back({"digest_" + std::string(name(dtype)), [&data, dtype] {
-                          sink += digest_bytes(data.data(), kBytes, dtype).digest.a;
-                        }});
+    contests.push_back({"digest_" + std::string(name(dtype)),
+                        [&data, dtype] { sink += digest_bytes(data.data(), kBytes, dtype).digest.a; }});
   }
   // Half of the rows' bytes: what is read is the same memory.
   const int64_t shape[] = {kBytes / 8192, 1024}, strides[] = {2048, 1};

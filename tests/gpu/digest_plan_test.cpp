@@ -1,5 +1,5 @@
-// The planner of the device kernels, checked without a device: the kernels' enumeration is followed on the host, and every
-// byte must come exactly once, from its address, at its logical position.
+// The planner of the device kernels, checked without a device: the kernels' enumeration is followed on the host, and
+// every byte must come exactly once, from its address, at its logical position.
 #include "kernels/digest_launch.h"
 
 #include <doctest/doctest.h>
@@ -40,7 +40,7 @@ std::multiset<Place> places_of(uint64_t base, const TensorView& view) {
 void add_unit(const DigestUnits& units, uint64_t row, int64_t position, uint64_t index, std::multiset<Place>& places) {
   const auto run = static_cast<int64_t>(units.common.size_bytes);
   if (units.element_bytes == 0) {
-    const int64_t offset = static_cast<int64_t>(index) * 64 - static_cast<int64_t>(row & 15);
+    const int64_t offset = static_cast<int64_t>(index) * 64 - position % 64;
     for (int64_t b = std::max<int64_t>(offset, 0); b < std::min(run, offset + 64); ++b) {
       places.insert({row + b, position + b});
     }
@@ -55,22 +55,6 @@ void add_unit(const DigestUnits& units, uint64_t row, int64_t position, uint64_t
   }
 }
 
-void add_rows(const DigestRows& rows, std::multiset<Place>& places) {
-  for (uint64_t b = 0; b < rows.common.size_bytes; ++b) {
-    auto row = static_cast<uint32_t>(b / rows.row_bytes);
-    uint64_t address = reinterpret_cast<uint64_t>(rows.common.data) + b % rows.row_bytes;
-    for (int d = 0; d < rows.dims; ++d) {
-      uint32_t at = row;
-      if (d + 1 < rows.dims) {
-        row = rows.extent[d].divide(row);
-        at -= row * rows.extent[d].divisor;
-      }
-      address += at * rows.stride_bytes[d];
-    }
-    places.insert({address, rows.common.first_byte + b});
-  }
-}
-
 std::multiset<Place> places_of(const DigestLaunch& launch) {
   std::multiset<Place> places;
   const DigestFlat& flat = launch.flat;
@@ -78,10 +62,6 @@ std::multiset<Place> places_of(const DigestLaunch& launch) {
     for (uint64_t b = 0; b < flat.size_bytes; ++b) {
       places.insert({reinterpret_cast<uint64_t>(flat.data) + b, flat.first_byte + b});
     }
-    return places;
-  }
-  if (launch.is_rows()) {
-    add_rows(launch.rows, places);
     return places;
   }
   const DigestUnits& units = launch.units;
@@ -112,8 +92,8 @@ void check_plan(uint64_t base, const TensorView& view) {
     CHECK((base - launch.flat.first_byte) % 16 == 0);
     return;
   }
-  CHECK((launch.is_rows() ? launch.rows.lowest_address : launch.units.lowest_address) == expected.begin()->first);
-  CHECK((launch.is_rows() ? launch.rows.end_address : launch.units.end_address) == expected.rbegin()->first + 1);
+  CHECK(launch.units.lowest_address == expected.begin()->first);
+  CHECK(launch.units.end_address == expected.rbegin()->first + 1);
 }
 
 TensorView random_view(std::mt19937_64& random) {
@@ -161,35 +141,10 @@ TEST_CASE("a contiguous tensor at an aligned address is one flat run, also as a 
   CHECK_FALSE(plan_digest(reinterpret_cast<void*>(kBase + 4), whole_view(DType::f32, shape), target, 132).is_flat());
 }
 
-TEST_CASE("padded, permuted and misplaced rows are dense; columns of a larger tensor and very short rows are not") {
-  const int64_t shape[] = {4, 30, 64}, padded[] = {30 * 65, 65, 1}, permuted[] = {64, 256, 1}, global[] = {4, 30, 128},
-                offset[] = {0, 0, 64}, tiny[] = {4, 30, 3}, tiny_strides[] = {300, 10, 1};
-  const auto plan = [](uint64_t base, const TensorView& view) {
-    return plan_digest(reinterpret_cast<void*>(base), view, {}, 132);
-  };
-  CHECK(plan(kBase, whole_view(DType::bf16, shape, padded)).is_rows());
-  CHECK(plan(kBase, whole_view(DType::bf16, shape, permuted)).is_rows());
-  CHECK(plan(kBase + 2, whole_view(DType::bf16, shape)).is_rows());
-  CHECK_FALSE(plan(kBase, shard_view(DType::bf16, shape, {}, global, offset)).is_rows());
-  CHECK_FALSE(plan(kBase, whole_view(DType::bf16, tiny, tiny_strides)).is_rows());
-}
-
-TEST_CASE("a divider divides every number as the processor does") {
-  std::mt19937_64 random(3);
-  std::vector<uint32_t> numbers = {0, 1, 2, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF};
-  for (int i = 0; i < 300; ++i) numbers.push_back(static_cast<uint32_t>(random() >> (32 + random() % 32)));
-  for (const uint32_t divisor : numbers) {
-    if (divisor == 0) continue;
-    const Divider divider = make_divider(divisor);
-    for (const uint32_t number : numbers) {
-      for (const uint32_t n : {number, number * divisor, number * divisor - 1}) REQUIRE(divider.divide(n) == n / divisor);
-    }
-  }
-}
-
 TEST_CASE("a transposed matrix is read in the order of memory") {
   const int64_t shape[] = {300, 200}, strides[] = {1, 300};
-  const DigestLaunch launch = plan_digest(reinterpret_cast<void*>(kBase), whole_view(DType::f32, shape, strides), {}, 132);
+  const DigestLaunch launch =
+      plan_digest(reinterpret_cast<void*>(kBase), whole_view(DType::f32, shape, strides), {}, 132);
   REQUIRE_FALSE(launch.is_flat());
   CHECK(launch.units.stride_bytes[0] == 4);
   CHECK(launch.units.extent[0] == 300);

@@ -44,10 +44,11 @@ struct Form {
   size_t element_bytes = 4;
 };
 
-forkpoint_tensor_desc describe(const Form& form, const std::string& name, const void* base, int device, void* stream) {
+// name: alive until the descriptor was used.
+forkpoint_tensor_desc describe(const Form& form, const char* name, const void* base, int device, void* stream) {
   forkpoint_tensor_desc desc = {};
   desc.struct_size = sizeof(desc);
-  desc.name = name.c_str();
+  desc.name = name;
   desc.data = static_cast<const char*>(base) + form.first_element * static_cast<int64_t>(form.element_bytes);
   desc.dtype = form.dtype;
   desc.role = FORKPOINT_ROLE_OUTPUT;
@@ -67,11 +68,11 @@ void record_both(const Form& form, size_t bytes, cudaStream_t stream, uint64_t s
   void* device = nullptr;
   CHECK_CUDA(cudaMalloc(&device, bytes));
   CHECK_CUDA(cudaMemcpyAsync(device, host.data(), bytes, cudaMemcpyHostToDevice, stream));
-  const forkpoint_tensor_desc on_device = describe(form, form.name, device, FORKPOINT_CUDA, stream);
+  const forkpoint_tensor_desc on_device = describe(form, form.name.c_str(), device, FORKPOINT_CUDA, stream);
   forkpoint_tensor(&on_device);
   CHECK_CUDA(cudaMemsetAsync(device, 0xEE, bytes, stream));
   const std::string host_name = form.name + ".host";
-  const forkpoint_tensor_desc on_host = describe(form, host_name, host.data(), FORKPOINT_HOST, nullptr);
+  const forkpoint_tensor_desc on_host = describe(form, host_name.c_str(), host.data(), FORKPOINT_HOST, nullptr);
   forkpoint_tensor(&on_host);
   CHECK_CUDA(cudaStreamSynchronize(stream));
   CHECK_CUDA(cudaFree(device));
@@ -135,7 +136,7 @@ int memory_kinds() {
     const forkpoint_tensor_desc desc = describe(form, name, memory, FORKPOINT_CUDA, nullptr);
     forkpoint_tensor(&desc);
     const std::string host_name = std::string(name) + ".host";
-    const forkpoint_tensor_desc host = describe(form, host_name, bytes.data(), FORKPOINT_HOST, nullptr);
+    const forkpoint_tensor_desc host = describe(form, host_name.c_str(), bytes.data(), FORKPOINT_HOST, nullptr);
     forkpoint_tensor(&host);
   };
   void *pinned = nullptr, *managed = nullptr;
@@ -299,7 +300,7 @@ int devices() {
       const forkpoint_tensor_desc on_device = describe(form, name, memory, FORKPOINT_CUDA, used);
       forkpoint_tensor(&on_device);
       const std::string host_name = name + ".host";
-      const forkpoint_tensor_desc on_host = describe(form, host_name, bytes.data(), FORKPOINT_HOST, nullptr);
+      const forkpoint_tensor_desc on_host = describe(form, host_name.c_str(), bytes.data(), FORKPOINT_HOST, nullptr);
       forkpoint_tensor(&on_host);
     }
     int current = -1;

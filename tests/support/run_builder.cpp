@@ -180,6 +180,17 @@ RunBuilder& RunBuilder::every(int64_t n) {
   return *this;
 }
 
+RunBuilder& RunBuilder::keep_steps(const std::vector<int64_t>& steps) {
+  const auto dropped = [&](int64_t step) {
+    return step != kPrologueStep && std::find(steps.begin(), steps.end(), step) == steps.end();
+  };
+  for (RankBuilder& rank : ranks_) {
+    std::erase_if(rank.rows_, [&](const RankBuilder::Row& row) { return dropped(row.step); });
+    std::erase_if(rank.steps_, dropped);
+  }
+  return *this;
+}
+
 RunBuilder& RunBuilder::leave_out(int rank) {
   left_out_[static_cast<size_t>(rank)] = 1;
   return *this;
