@@ -42,8 +42,9 @@ void align_ranks(const Run& a, const Run& b, const DiffOptions& options, Alignme
   out->ranks_b = present_ranks(b, options);
   if (a.world_size() != b.world_size()) {
     out->other_world = true;
-    out->notes.push_back(fmt::format("run A has {}, run B {}: only tensors that can be put together from all ranks are compared",
-                                     counted(static_cast<uint64_t>(a.world_size()), "rank"), b.world_size()));
+    out->notes.push_back(
+        fmt::format("run A has {}, run B {}: only tensors that can be put together from all ranks are compared",
+                    counted(static_cast<uint64_t>(a.world_size()), "rank"), b.world_size()));
   } else {
     const auto only_a = only_in(out->ranks_a, out->ranks_b);
     const auto only_b = only_in(out->ranks_b, out->ranks_a);
@@ -61,8 +62,8 @@ void align_ranks(const Run& a, const Run& b, const DiffOptions& options, Alignme
     if (wanted(rank, options) && std::find(in_b.begin(), in_b.end(), rank) != in_b.end()) missing.push_back(rank);
   }
   if (!missing.empty()) {
-    out->blockers.push_back(fmt::format("{} of {} in neither run", rank_list(missing) + (missing.size() == 1 ? " is" : " are"),
-                                        a.world_size()));
+    out->blockers.push_back(fmt::format("{} of {} in neither run",
+                                        rank_list(missing) + (missing.size() == 1 ? " is" : " are"), a.world_size()));
   }
   for (const int rank : options.ranks) {
     if (rank < 0 || rank >= std::max(a.world_size(), b.world_size())) {
@@ -137,9 +138,9 @@ void collect_gaps(const Run& run, char which, int64_t offset, const DiffOptions&
       const bool placed = gap.last_step != kPrologueStep;
       if (placed && options.last_step && gap.first_step + offset > *options.last_step) continue;
       if (placed && options.first_step && gap.last_step + offset < *options.first_step) continue;
-      out->gaps.push_back(fmt::format("run {}, rank {}, {}: {}{}", which, stream->header().rank, steps_text(gap, offset),
-                                      gap.reason, gap.records_lost == 0 ? "" : fmt::format(
-                                          " ({} lost)", counted(gap.records_lost, "record"))));
+      out->gaps.push_back(
+          fmt::format("run {}, rank {}, {}: {}{}", which, stream->header().rank, steps_text(gap, offset), gap.reason,
+                      gap.records_lost == 0 ? "" : fmt::format(" ({} lost)", counted(gap.records_lost, "record"))));
       out->gap_steps.push_back(placed ? gap.first_step + offset : kPrologueStep);
       mark_lossy(stream->header().rank, placed, gap.first_step + offset, gap.last_step + offset, out);
     }
@@ -200,9 +201,9 @@ Alignment align(const Run& a, const Run& b, const DiffOptions& options) {
   collect_gaps(a, 'A', 0, options, &out);
   collect_gaps(b, 'B', out.offset_b, options, &out);
   if (!out.gaps.empty()) {
-    out.blockers.push_back(out.gaps.size() == 1 ? "records were lost: " + out.gaps[0]
-                                                : fmt::format("records were lost in {} places, first: {}", out.gaps.size(),
-                                                              out.gaps[0]));
+    out.blockers.push_back(
+        out.gaps.size() == 1 ? "records were lost: " + out.gaps[0]
+                             : fmt::format("records were lost in {} places, first: {}", out.gaps.size(), out.gaps[0]));
   }
   collect_coverage_limits(a, b, &out);
   return out;

@@ -42,13 +42,16 @@ enum class Loaded : uint8_t {
 };
 
 // Rules (a wrong "identical" is the worst bug, so everything that was not looked at becomes a blocker):
-// - Steps are aligned by number when both step bases are known. Otherwise by content: equal initial state, or a batch that
+// - Steps are aligned by number when both step bases are known. Otherwise by content: equal initial state, or a batch
+// that
 //   occurs once; else nothing is aligned and the blocker says why.
-// - Runs that begin at different steps: the common steps are compared. The later one may have resumed from a checkpoint of
-//   the other, or be another run of which only later steps were recorded (its prologue is then its initial state). So what
-//   it loaded is held against the other's state at the end of the step before only where some of it is that state and was
-//   not the other's initial state (see compare_loads). When then all of it is found, and everything from there to the
-//   other's end is equal, the verdict may be identical; a note names the range. Else only --steps makes it identical.
+// - Runs that begin at different steps: the common steps are compared. The later one may have resumed from a checkpoint
+// of
+//   the other, or be another run of which only later steps were recorded (its prologue is then its initial state). So
+//   what it loaded is held against the other's state at the end of the step before only where some of it is that state
+//   and was not the other's initial state (see compare_loads). When then all of it is found, and everything from there
+//   to the other's end is equal, the verdict may be identical; a note names the range. Else only --steps makes it
+//   identical.
 // - A run that has ended early, died, is still recording, lacks a rank or has a Gap in the range is incomparable unless
 //   diverged. So are runs that record every n-th step with different n.
 struct Alignment {

@@ -99,13 +99,14 @@ BaseByContent align_by_content(const Run& a, const Run& b, const std::vector<int
   }
   if (same_initial_state(a, b, ranks)) {
     return {true, begin_a - begin_b,
-            fmt::format("{}; their initial weights agree, so step {} of A and step {} of B were taken as the same step", who,
-                        begin_a, begin_b)};
+            fmt::format("{}; their initial weights agree, so step {} of A and step {} of B were taken as the same step",
+                        who, begin_a, begin_b)};
   }
   const HashStreamReader &lead_a = *a.stream_of(ranks[0]), &lead_b = *b.stream_of(ranks[0]);
   const auto steps_b = steps_of(lead_b);
   StepColumns columns;
-  const Content first_b = steps_b.empty() ? Content{} : content_of(lead_b, steps_b.begin()->second, Role::batch, &columns);
+  const Content first_b =
+      steps_b.empty() ? Content{} : content_of(lead_b, steps_b.begin()->second, Role::batch, &columns);
   if (first_b.records > 0) {
     // A batch that comes again (training on one batch) says nothing about where the run stands: it must be found once.
     const auto in_a = steps_with_batch(lead_a, first_b);
@@ -113,12 +114,13 @@ BaseByContent align_by_content(const Run& a, const Run& b, const std::vector<int
     const int64_t step_b = steps_b.begin()->first;
     if (in_a.size() == 1 && in_b.size() == 1 && same_batch(a, b, ranks, in_a[0], step_b)) {
       return {true, in_a[0] - step_b,
-              fmt::format("{}; B's first batch is that of A's step {}, so B's step {} was taken as that step", who, in_a[0],
-                          step_b)};
+              fmt::format("{}; B's first batch is that of A's step {}, so B's step {} was taken as that step", who,
+                          in_a[0], step_b)};
     }
   }
-  out.sentence = who + ", and neither their initial weights nor a batch that occurs once agree: the steps cannot be aligned "
-                       "(record with --first-step, or call step(n) of forkpoint.h)";
+  out.sentence = who +
+                 ", and neither their initial weights nor a batch that occurs once agree: the steps cannot be aligned "
+                 "(record with --first-step, or call step(n) of forkpoint.h)";
   return out;
 }
 

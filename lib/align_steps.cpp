@@ -31,7 +31,8 @@ StepPlaces places_of(const HashStreamReader& stream, int64_t offset, const DiffO
     }
     const int64_t step = steps[i].step + offset;
     const StepKey key{step, occurrences[step]++};
-    if ((options.first_step && step < *options.first_step) || (options.last_step && step > *options.last_step)) continue;
+    if ((options.first_step && step < *options.first_step) || (options.last_step && step > *options.last_step))
+      continue;
     places.index[key] = i;
     if (steps[i].complete) places.complete.insert(key);
   }
@@ -120,7 +121,8 @@ void pair_prologues(const StepPlaces& places_a, const StepPlaces& places_b, cons
       const bool complete = places_a.prologue_complete && places_b.prologue_complete;
       pair->steps.push_back({kPrologueStep, 0, places_a.prologue, places_b.prologue, complete});
       out->prologue_compared = true;
-      if (!complete) out->blockers.push_back(fmt::format("the records before the first step are not whole on rank {}", pair->rank));
+      if (!complete)
+        out->blockers.push_back(fmt::format("the records before the first step are not whole on rank {}", pair->rank));
     } else if (in_a != in_b) {
       out->blockers.push_back(fmt::format("what was loaded before the first step was recorded in run {} only (rank {})",
                                           in_a ? 'A' : 'B', pair->rank));

@@ -34,7 +34,8 @@ bool overlap(const Layout& left, const Layout& right) {
 bool within(const Layout& box) {
   if (box.shape.size() != box.global_shape.size() || box.global_offset.size() != box.shape.size()) return false;
   for (size_t d = 0; d < box.shape.size(); ++d) {
-    if (box.global_offset[d] < 0 || box.shape[d] < 0 || box.global_offset[d] > box.global_shape[d] - box.shape[d]) return false;
+    if (box.global_offset[d] < 0 || box.shape[d] < 0 || box.global_offset[d] > box.global_shape[d] - box.shape[d])
+      return false;
   }
   return true;
 }
@@ -102,8 +103,8 @@ Assembled assemble(std::span<const Piece> pieces) {
   return out;
 }
 
-void gather(const HashStreamReader& stream, size_t step_index, Level level, const RecordKeys* keep, StepColumns* columns,
-            Pieces* pieces) {
+void gather(const HashStreamReader& stream, size_t step_index, Level level, const RecordKeys* keep,
+            StepColumns* columns, Pieces* pieces) {
   stream.read_step(step_index, columns);
   for (uint32_t row = 0; row < columns->size(); ++row) {
     const uint32_t site = columns->site[row];

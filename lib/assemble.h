@@ -24,8 +24,9 @@ struct Piece {
   Digest digest;
 };
 
-// Exact replicas of a box must agree and count once; the distinct boxes must tile the global shape exactly once. A tensor
-// that is not sharded must be the same on all ranks that hold it. Anything else is not comparable, and `why` says so.
+// Exact replicas of a box must agree and count once; the distinct boxes must tile the global shape exactly once. A
+// tensor that is not sharded must be the same on all ranks that hold it. Anything else is not comparable, and `why`
+// says so.
 struct Assembled {
   bool ok = false;
   std::string why;
@@ -40,8 +41,8 @@ struct Pieces {
   std::map<RecordKey, std::vector<Piece>> by_key;
 };
 // Adds one rank's step. Throws Error as read_step does.
-void gather(const HashStreamReader& stream, size_t step_index, Level level, const RecordKeys* keep, StepColumns* columns,
-            Pieces* pieces);
+void gather(const HashStreamReader& stream, size_t step_index, Level level, const RecordKeys* keep,
+            StepColumns* columns, Pieces* pieces);
 
 // The resharded records of one step.
 struct ReshardedStep {

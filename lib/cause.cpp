@@ -57,25 +57,28 @@ void say_values(const CauseFacts& facts, Cause* cause) {
   if (facts.pointing_skipped) cause->evidence.push_back("too large to search for a single changed word");
   if (facts.site.kind == Kind::scalar || facts.site.kind == Kind::state) return;
   if (facts.stats_b.nonfinite > 0 && facts.stats_a.nonfinite == 0) {
-    cause->evidence.push_back(fmt::format("{} born here: {} non-finite values in run B, none in run A{}",
-                                          "NaN or Inf", grouped(facts.stats_b.nonfinite),
-                                          facts.inputs_agree.empty() || facts.inputs_nonfinite_b > 0 ? "" : " and none in the inputs"));
+    cause->evidence.push_back(fmt::format(
+        "{} born here: {} non-finite values in run B, none in run A{}", "NaN or Inf", grouped(facts.stats_b.nonfinite),
+        facts.inputs_agree.empty() || facts.inputs_nonfinite_b > 0 ? "" : " and none in the inputs"));
   } else if (facts.other_world) {  // statistics of shards were not put together
   } else if (facts.stats_a.absmax != facts.stats_b.absmax || facts.stats_a.nonfinite != facts.stats_b.nonfinite) {
     cause->evidence.push_back(fmt::format("run A: {}; run B: {}", amount(facts.stats_a), amount(facts.stats_b)));
   }
   if (same_words(facts)) {
-    cause->evidence.push_back("the sum of its words is the same in both runs: consistent with the same values in another order");
+    cause->evidence.push_back(
+        "the sum of its words is the same in both runs: consistent with the same values in another order");
   }
 }
 
 void say_context(const CauseFacts& facts, Cause* cause) {
-  if (!facts.also_differ.empty()) cause->evidence.push_back("also differs in this step, and may be a second cause: " + joined(facts.also_differ));
+  if (!facts.also_differ.empty())
+    cause->evidence.push_back("also differs in this step, and may be a second cause: " + joined(facts.also_differ));
   for (const std::string& text : facts.structure) cause->evidence.push_back(text);
   const bool inner = facts.site.role != Role::batch && facts.site.role != Role::rng && facts.site.role != Role::scalar;
   if (facts.level == Level::step && inner && !facts.first.in_prologue && !facts.structure_only) {
-    cause->evidence.push_back("recorded at level step: the inputs and outputs of layers were not seen, so it may have begun in a "
-                              "layer before this record; level layer would narrow it");
+    cause->evidence.push_back(
+        "recorded at level step: the inputs and outputs of layers were not seen, so it may have begun in a "
+        "layer before this record; level layer would narrow it");
   }
 }
 
@@ -84,7 +87,8 @@ std::string next_command(const CauseFacts& facts) {
   const Divergence& at = facts.first;
   if (facts.level == Level::step && facts.site.phase != Phase::data && facts.site.phase != Phase::state &&
       facts.site.kind != Kind::scalar && !at.in_prologue && !facts.command.empty()) {
-    return fmt::format("forkpoint record --level layer --steps {0}:{0} -o {1}-layer -- {2}", at.step, facts.run_b, facts.command);
+    return fmt::format("forkpoint record --level layer --steps {0}:{0} -o {1}-layer -- {2}", at.step, facts.run_b,
+                       facts.command);
   }
   std::string command = fmt::format("forkpoint show {}", facts.run_b);
   if (!at.in_prologue) command += fmt::format(" --steps {0}:{0}", at.step);
@@ -97,9 +101,9 @@ std::string next_command(const CauseFacts& facts) {
 }  // namespace
 
 bool same_words(const CauseFacts& facts) {
-  return !facts.layout_differs && !facts.other_world && facts.site.kind != Kind::scalar && facts.stats_a.word_sum == facts.stats_b.word_sum &&
-         facts.stats_a.absmax == facts.stats_b.absmax && facts.stats_a.nonfinite == facts.stats_b.nonfinite &&
-         element_count(facts.layout_a) > 1;
+  return !facts.layout_differs && !facts.other_world && facts.site.kind != Kind::scalar &&
+         facts.stats_a.word_sum == facts.stats_b.word_sum && facts.stats_a.absmax == facts.stats_b.absmax &&
+         facts.stats_a.nonfinite == facts.stats_b.nonfinite && element_count(facts.layout_a) > 1;
 }
 
 void decide(Cause* cause, std::string cls, std::vector<std::string> candidates) {
@@ -128,7 +132,8 @@ Cause decide_cause(const CauseFacts& facts) {
     decide_layout(facts, &cause);
   } else if (facts.collective_output) {
     decide_collective(facts, &cause);
-  } else if (facts.site.role == Role::input || facts.site.role == Role::parameter || facts.site.role == Role::optimizer_state) {
+  } else if (facts.site.role == Role::input || facts.site.role == Role::parameter ||
+             facts.site.role == Role::optimizer_state) {
     decide_state_or_input(facts, &cause);
   } else {
     decide_op(facts, &cause);

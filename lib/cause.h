@@ -54,6 +54,7 @@ struct CauseFacts {
   int replica_values_b = 0;        // distinct values in run B; 0: not replicas in A
 
   // History.
+  std::optional<Digest> value_before;  // of this record in the step before, where the runs agree and it is not zero
   bool stale_b = false;            // B's value is that of the step before, though A's has moved on
   bool stale_a = false;            // the same, the runs exchanged
   std::string equals_other;        // a record that agrees in both runs and whose value this one holds in run B

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <optional>
 #include <set>
 
 #include "lib/diff_collective.h"
@@ -95,16 +96,47 @@ void look_at_step_before(const MatchedStep& before, int64_t number, const Differ
   bool parameters = false;
   for (uint32_t row = 0; row < a.size(); ++row) {
     parameters |= before.site(row).role == Role::parameter;
-    if (a.site[row] != d.site || a.micro_step[row] != d.micro_step || a.call[row] != d.call || !before.agrees(row)) continue;
-    const Digest& then = a.digest[row];
-    if (number + 1 != facts->first.step) continue;  // steps between were not recorded
-    facts->stale_b |= d.digest_b == then && !(d.digest_a == then) && !(then == Digest{});
-    facts->stale_a |= d.digest_a == then && !(d.digest_b == then) && !(then == Digest{});
+    if (a.site[row] != d.site || a.micro_step[row] != d.micro_step || a.call[row] != d.call || !before.agrees(row))
+      continue;
+    if (number + 1 == facts->first.step && !(a.digest[row] == Digest{})) facts->value_before = a.digest[row];
   }
   facts->step_inputs_agree &= parameters;
   if (facts->site.role == Role::input && facts->last_seen.empty() && !(d.digest_a == Digest{})) {
     if (const Site* site = holder(before, kNoRow, d.digest_a, kNoRow)) facts->last_seen = record_text(number, *site);
   }
+}
+
+// The same record in a neighbouring step, in one of the runs.
+std::optional<Digest> neighbour(const OriginInput& input, const Origin& origin, int distance, bool in_a) {
+  const auto& steps = input.alignment.ranks[origin.pair].steps;
+  const int64_t index = static_cast<int64_t>(origin.step_index) + distance;
+  if (index < 0 || index >= static_cast<int64_t>(steps.size())) return {};
+  if (steps[static_cast<size_t>(index)].step != origin.step + distance) return {};
+  const MatchedStep step = read_matched(input, origin.pair, static_cast<size_t>(index));
+  const Difference& d = origin.difference;
+  for (uint32_t row = 0; step.readable && row < step.columns.a.size(); ++row) {
+    const StepColumns& a = step.columns.a;
+    if (a.site[row] != d.site || a.micro_step[row] != d.micro_step || a.call[row] != d.call ||
+        step.partner[row] == kNoRow)
+      continue;
+    return in_a ? a.digest[row] : step.columns.b.digest[step.partner[row]];
+  }
+  return {};
+}
+
+// A run's value is stale when it is that of the step before although such a value changes from step to step: it did so
+// before, or goes on doing so in the other run. A constant that one run alone has changed is no sign of it.
+void look_for_stale(const OriginInput& input, const Origin& origin, CauseFacts* facts) {
+  if (!facts->value_before) return;
+  const bool b_stuck = *facts->value_before == origin.difference.digest_b;
+  const bool a_stuck = *facts->value_before == origin.difference.digest_a;
+  if (!a_stuck && !b_stuck) return;
+  const auto earlier = neighbour(input, origin, -2, true);
+  const auto next = neighbour(input, origin, 1, b_stuck);  // in the run that moved
+  const Digest& moved = b_stuck ? origin.difference.digest_a : origin.difference.digest_b;
+  const bool changes = (earlier && !(*earlier == *facts->value_before)) ||
+                       (next && !(*next == moved) && !(*next == *facts->value_before));
+  (b_stuck ? facts->stale_b : facts->stale_a) = changes;
 }
 
 struct OnRank {
@@ -128,7 +160,8 @@ std::vector<OnRank> on_all_ranks(const OriginInput& input, const Origin& origin)
       if (!step.readable) continue;
       for (uint32_t row = 0; row < step.columns.a.size(); ++row) {
         if (!(step.join->key(step.columns.a.site[row]) == key) || step.partner[row] == kNoRow ||
-            step.columns.a.micro_step[row] != origin.difference.micro_step || step.columns.a.call[row] != origin.difference.call) {
+            step.columns.a.micro_step[row] != origin.difference.micro_step ||
+            step.columns.a.call[row] != origin.difference.call) {
           continue;
         }
         out[p].present = true;
@@ -167,16 +200,53 @@ void look_at_steps_before(const OriginInput& input, const Origin& origin, CauseF
   const bool loaded = input.loaded == Loaded::by_both || input.loaded == Loaded::by_one;
   const int64_t before = steps[origin.step_index - 1].step;
   const int64_t first = before == kPrologueStep ? (loaded ? origin.step : 0) : before + 1;
-  if (first < origin.step) facts->unseen_steps = counted(static_cast<uint64_t>(origin.step - first), "step") + fmt::format(" from step {} on", first);
+  if (first < origin.step)
+    facts->unseen_steps =
+        counted(static_cast<uint64_t>(origin.step - first), "step") + fmt::format(" from step {} on", first);
 }
 
 void look_at_structure(const OriginInput& input, CauseFacts* facts) {
   for (const OneSided& entry : input.scan.one_sided) {
     const Site& site = input.joins.of(entry.pair).site(entry.site);
-    if (site.kind != Kind::collective || entry.first_step > facts->first.step || entry.side == OneSided::relabelled) continue;
+    if (site.kind != Kind::collective || entry.first_step > facts->first.step || entry.side == OneSided::relabelled)
+      continue;
     facts->messages_differ = true;
-    facts->collective_in_one_run |= entry.side != OneSided::regrouped && (site.layer.empty() || site.layer == facts->site.layer);
+    facts->collective_in_one_run |=
+        entry.side != OneSided::regrouped && (site.layer.empty() || site.layer == facts->site.layer);
   }
+}
+
+// What the search for origins and the manifests say already.
+CauseFacts known_facts(const OriginInput& input, const Origin& origin, const Divergence& first) {
+  const StreamJoin& join = input.joins.of(origin.pair);
+  const Difference& d = origin.difference;
+  CauseFacts facts;
+  facts.first = first;
+  facts.site = join.site(d.site), facts.flags = d.flags;
+  facts.layout_a = join.a().layouts()[d.layout_a], facts.layout_b = join.b().layouts()[d.layout_b];
+  facts.layout_differs = d.same == Same::layout;
+  facts.digest_a = d.digest_a, facts.digest_b = d.digest_b;
+  facts.stats_a = d.stats_a, facts.stats_b = d.stats_b;
+  facts.level = input.alignment.level, facts.world_size = std::max(1, input.run_a.world_size());
+  facts.everyone = origin.everyone, facts.permutation_only = origin.permuted;
+  facts.first_compared_step = origin.in_prologue || origin.step == input.alignment.begin;
+  facts.collective_output = origin.collective_output, facts.collective_judged = origin.judged;
+  facts.alike = origin.alike, facts.keeps_own_input = origin.keeps_own_input;
+  facts.outputs_agree_a = origin.outputs_agree_a, facts.outputs_disagree_b = origin.outputs_disagree_b;
+  facts.members = origin.members, facts.unknown_members = origin.unknown_members;
+  facts.collectives_recorded = records_collectives(join);
+  facts.loaded = input.loaded;
+  facts.run_b = shell_words({input.run_b.directory()});
+  facts.command = shell_words(input.run_b.manifest().command);
+  for (const Difference& source : origin.sources) {
+    const Site& site = join.site(source.site);
+    std::string text = place_text(site);
+    if (site.kind == Kind::scalar) {
+      text += fmt::format(" ({} and {})", value_text(site, source.digest_a), value_text(site, source.digest_b));
+    }
+    facts.also_differ.push_back(std::move(text));
+  }
+  return facts;
 }
 
 }  // namespace
@@ -207,59 +277,34 @@ Divergence to_divergence(const OriginInput& input, const Origin& origin, int ran
 }
 
 CauseFacts gather_facts(const OriginInput& input, const Origin& origin, const Divergence& first) {
-  const StreamJoin& join = input.joins.of(origin.pair);
-  const Difference& d = origin.difference;
-  CauseFacts facts;
-  facts.first = first;
-  facts.site = join.site(d.site), facts.flags = d.flags;
-  facts.layout_a = join.a().layouts()[d.layout_a], facts.layout_b = join.b().layouts()[d.layout_b];
-  facts.layout_differs = d.same == Same::layout;
-  facts.digest_a = d.digest_a, facts.digest_b = d.digest_b;
-  facts.stats_a = d.stats_a, facts.stats_b = d.stats_b;
-  facts.level = input.alignment.level, facts.world_size = std::max(1, input.run_a.world_size());
-  facts.everyone = origin.everyone, facts.permutation_only = origin.permuted;
-  facts.first_compared_step = origin.in_prologue || origin.step == input.alignment.begin;
+  CauseFacts facts = known_facts(input, origin, first);
   look_at_steps_before(input, origin, &facts);
-  facts.collective_output = origin.collective_output, facts.collective_judged = origin.judged;
-  facts.alike = origin.alike, facts.keeps_own_input = origin.keeps_own_input;
-  facts.outputs_agree_a = origin.outputs_agree_a, facts.outputs_disagree_b = origin.outputs_disagree_b;
-  facts.members = origin.members, facts.unknown_members = origin.unknown_members;
-  facts.collectives_recorded = records_collectives(join);
-  facts.loaded = input.loaded;
-  facts.run_b = shell_words({input.run_b.directory()});
-  facts.command = shell_words(input.run_b.manifest().command);
-  for (const Difference& source : origin.sources) {
-    const Site& site = join.site(source.site);
-    facts.also_differ.push_back(site.kind == Kind::scalar ? fmt::format("{} ({} and {})", place_text(site),
-                                                                        value_text(site, source.digest_a),
-                                                                        value_text(site, source.digest_b))
-                                                          : place_text(site));
-  }
   look_at_structure(input, &facts);
   if (facts.site.role == Role::batch) facts.batch_found = find_batch(input, origin, &facts.batch_searched);
   if (origin.step_index == kNoStep) return facts;
 
+  const Difference& d = origin.difference;
   const RankPair& pair = input.alignment.ranks[origin.pair];
   const MatchedStep step = read_matched(input, origin.pair, origin.step_index);
   if (step.readable) {
     MatchScratch scratch;
-    const OpInputs inputs = inputs_of(join, step.columns.a, step.columns.b, pair.steps[origin.step_index].complete, d, &scratch);
+    const OpInputs inputs = inputs_of(*step.join, step.columns.a, step.columns.b,
+                                      pair.steps[origin.step_index].complete, d, &scratch);
     facts.inputs_agree = inputs.agree, facts.inputs_differ = inputs.differ, facts.inputs_one_sided = inputs.one_sided;
     facts.inputs_nonfinite_b = inputs.nonfinite_b;
     look_within_step(step, d, pair.steps[origin.step_index].step, &facts);
   }
-  if (origin.step_index > 0) {
-    const MatchedStep before = read_matched(input, origin.pair, origin.step_index - 1);
-    if (before.readable) look_at_step_before(before, pair.steps[origin.step_index - 1].step, d, &facts);
-  } else {
-    facts.step_inputs_agree = false;
-  }
-  if (input.alignment.prologue_compared && !origin.in_prologue && !pair.steps.empty() && pair.steps[0].step == kPrologueStep) {
+  const size_t index_before = origin.step_index > 0 ? origin.step_index - 1 : kNoStep;
+  const MatchedStep before = read_matched(input, origin.pair, index_before);
+  if (before.readable) look_at_step_before(before, pair.steps[index_before].step, d, &facts);
+  else facts.step_inputs_agree = false;
+  if (input.alignment.prologue_compared && !origin.in_prologue && pair.steps[0].step == kPrologueStep) {
     const MatchedStep prologue = read_matched(input, origin.pair, 0);
     for (uint32_t row = 0; prologue.readable && row < prologue.columns.a.size(); ++row) {
       facts.rng_agreed_at_load |= prologue.site(row).role == Role::rng && prologue.agrees(row);
     }
   }
+  look_for_stale(input, origin, &facts);
   look_at_ranks(on_all_ranks(input, origin), origin, &facts);
   return facts;
 }
@@ -288,16 +333,17 @@ std::string find_batch(const OriginInput& input, const Origin& origin, bool* sea
       }
       for (size_t row = 0; row < columns.size(); ++row) {
         const Site& other = stream->sites()[columns.site[row]];
-        if (!(columns.digest[row] == origin.difference.digest_b) || other.role != Role::batch || other.tensor != site.tensor ||
-            stream->layout_keys()[columns.layout[row]] != layout) {
+        if (!(columns.digest[row] == origin.difference.digest_b) || other.role != Role::batch ||
+            other.tensor != site.tensor || stream->layout_keys()[columns.layout[row]] != layout) {
           continue;
         }
         const int64_t step = stream->steps()[s].step, distance = origin.step - step;
-        std::string text = fmt::format("is run A's batch of step {}, micro-step {}, rank {}", step, columns.micro_step[row],
-                                       stream->header().rank);
+        std::string text = fmt::format("is run A's batch of step {}, micro-step {}, rank {}", step,
+                                       columns.micro_step[row], stream->header().rank);
         if (distance != 0) text += fmt::format(" ({} {})", counted(static_cast<uint64_t>(std::abs(distance)), "step"),
                                                distance > 0 ? "before" : "after");
-        if (step > 0 && distance > 0 && origin.step % step == 0) text += fmt::format(": step {} / {}", origin.step, origin.step / step);
+        if (step > 0 && distance > 0 && origin.step % step == 0)
+          text += fmt::format(": step {} / {}", origin.step, origin.step / step);
         return text;
       }
     }
@@ -308,8 +354,9 @@ std::string find_batch(const OriginInput& input, const Origin& origin, bool* sea
 std::string shell_words(const std::vector<std::string>& command) {
   std::string text;
   for (const std::string& word : command) {
-    const bool plain = !word.empty() && word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-                                                               "_-+=./,:@%") == std::string::npos;
+    const bool plain = !word.empty() && word.find_first_not_of(
+                                            "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                                            "_-+=./,:@%") == std::string::npos;
     if (!text.empty()) text += ' ';
     if (plain) {
       text += word;

@@ -46,7 +46,8 @@ bool is_derived_scalar(const Site& site) {
 }
 
 std::string values(const CauseFacts& facts) {
-  return facts.first.before.empty() ? "" : fmt::format(": {} in run A, {} in run B", facts.first.before, facts.first.after);
+  return facts.first.before.empty() ? ""
+                                    : fmt::format(": {} in run A, {} in run B", facts.first.before, facts.first.after);
 }
 
 void decide_batch(const CauseFacts& facts, Cause* cause) {
@@ -57,12 +58,14 @@ void decide_batch(const CauseFacts& facts, Cause* cause) {
   } else if (facts.batch_searched) {
     cause->evidence.push_back("run B's batch occurs nowhere in run A's recorded steps");
   }
-  if (facts.loaded == Loaded::by_one || facts.loaded == Loaded::by_both) cause->evidence.push_back("a checkpoint was loaded before: was the position in the data restored?");
+  if (facts.loaded == Loaded::by_one || facts.loaded == Loaded::by_both)
+    cause->evidence.push_back("a checkpoint was loaded before: was the position in the data restored?");
 }
 
 void decide_generator(const CauseFacts& facts, Cause* cause) {
   const std::string cls = facts.site.role == Role::rng ? "rng_state" : "data_order";
-  if (!facts.equals_rank.empty()) cause->evidence.push_back(fmt::format("run B holds the state that {} has in run A", facts.equals_rank));
+  if (!facts.equals_rank.empty())
+    cause->evidence.push_back(fmt::format("run B holds the state that {} has in run A", facts.equals_rank));
   if (facts.stale_b) cause->evidence.push_back("run B's state is that of the step before: it did not advance");
   const bool at_load = facts.loaded != Loaded::no && (facts.first.in_prologue || facts.first_compared_step);
   if (!at_load) return decide(cause, cls);
@@ -79,7 +82,8 @@ void decide_generator(const CauseFacts& facts, Cause* cause) {
 void decide_scalar(const CauseFacts& facts, Cause* cause) {
   cause->evidence.push_back(fmt::format("the scalar {} differs{}", facts.site.tensor, values(facts)));
   if (is_derived_scalar(facts.site)) {
-    decide(cause, "nondeterministic_op", {"unordered_accumulation", "reduction_order", "algorithm_choice", "precision_or_formula"});
+    decide(cause, "nondeterministic_op",
+           {"unordered_accumulation", "reduction_order", "algorithm_choice", "precision_or_formula"});
     if (facts.gradients_recorded) cause->evidence.push_back("the recorded gradients of this step agree");
     return;
   }
@@ -101,7 +105,8 @@ void decide_scalar(const CauseFacts& facts, Cause* cause) {
 // Where nothing before was compared, the runs may have differed from before.
 void add_unseen_start(const CauseFacts& facts, Classes* classes, Cause* cause) {
   if (!facts.unseen_steps.empty()) {
-    cause->evidence.push_back(fmt::format("{} not recorded before it: it may have begun there", facts.unseen_steps + " were"));
+    cause->evidence.push_back(
+        fmt::format("{} not recorded before it: it may have begun there", facts.unseen_steps + " were"));
   }
   if (!facts.start_unseen) return;
   put_first(classes, facts.loaded == Loaded::no ? "initial_state" : "state_restore");
@@ -118,7 +123,8 @@ Classes op_candidates(const CauseFacts& facts, Cause* cause) {
   }
   if (facts.messages_differ && facts.inputs_agree.empty()) {
     put_first(&classes, "reduction_order");
-    cause->evidence.push_back("collectives before it carry other messages in the two runs, which alone changes the order of sums");
+    cause->evidence.push_back(
+        "collectives before it carry other messages in the two runs, which alone changes the order of sums");
   }
   if (is_atomic_op(facts.site)) put_first(&classes, "unordered_accumulation");
   if (same_words(facts)) put_first(&classes, "unordered_accumulation");
@@ -130,8 +136,10 @@ Classes op_candidates(const CauseFacts& facts, Cause* cause) {
   if (facts.stale_b || facts.stale_a) {
     put_first(&classes, "stream_race");
     put_first(&classes, "rng_state");
-    cause->evidence.push_back(fmt::format("run {}'s value repeats that of the step before, the other run's does not: a captured "
-                                          "constant or a stale buffer", facts.stale_b ? 'B' : 'A'));
+    cause->evidence.push_back(
+        fmt::format("run {}'s value repeats that of the step before, the other run's does not: a captured "
+                    "constant or a stale buffer",
+                    facts.stale_b ? 'B' : 'A'));
   }
   if (is_random_op(facts.site)) put_first(&classes, "rng_state");
   if (facts.recompute_parts) {
@@ -161,14 +169,17 @@ void decide_initial_state(const CauseFacts& facts, Cause* cause) {
     cause->evidence.push_back("it differs before the first step");
   } else {
     decide(cause, "state_restore");
-    cause->evidence.push_back(fmt::format("{} {} of {} differs at the load{}", state ? "the optimizer's" : "the", facts.site.tensor,
-                                          facts.site.layer.empty() ? "the run" : facts.site.layer,
-                                          facts.loaded == Loaded::by_one ? " from the state at the end of the step before" : ""));
+    cause->evidence.push_back(
+        fmt::format("{} {} of {} differs at the load{}", state ? "the optimizer's" : "the", facts.site.tensor,
+                    facts.site.layer.empty() ? "the run" : facts.site.layer,
+                    facts.loaded == Loaded::by_one ? " from the state at the end of the step before" : ""));
   }
   if (zero_b != zero_a) {
-    cause->evidence.push_back(fmt::format("its digest in run {} is that of zeros: not restored, or reset", zero_b ? 'B' : 'A'));
+    cause->evidence.push_back(
+        fmt::format("its digest in run {} is that of zeros: not restored, or reset", zero_b ? 'B' : 'A'));
   }
-  if (!facts.equals_rank.empty()) cause->evidence.push_back(fmt::format("run B loaded what {} has in run A", facts.equals_rank));
+  if (!facts.equals_rank.empty())
+    cause->evidence.push_back(fmt::format("run B loaded what {} has in run A", facts.equals_rank));
 }
 
 void decide_layout(const CauseFacts& facts, Cause* cause) {
@@ -180,11 +191,11 @@ void decide_layout(const CauseFacts& facts, Cause* cause) {
 void decide_collective(const CauseFacts& facts, Cause* cause) {
   if (!facts.collective_judged) {
     decide(cause, "unknown", {"reduction_order", "missing_sync", "nondeterministic_op", "hardware_or_sporadic"});
-    cause->evidence.push_back(
-        facts.unknown_members.empty()
-            ? "what the other side sent was not recorded: the difference may have come with it"
-            : fmt::format("the inputs of {} are not known: the collective cannot be judged, and the first divergence may lie there",
-                          rank_list(facts.unknown_members)));
+    cause->evidence.push_back(facts.unknown_members.empty()
+                                  ? "what the other side sent was not recorded: the difference may have come with it"
+                                  : fmt::format("the inputs of {} are not known: the collective cannot be judged, and "
+                                                "the first divergence may lie there",
+                                                rank_list(facts.unknown_members)));
     return;
   }
   cause->evidence.push_back(fmt::format("the recorded inputs agree on every member ({})", rank_list(facts.members)));
@@ -202,7 +213,8 @@ void decide_collective(const CauseFacts& facts, Cause* cause) {
     if (facts.outputs_agree_a) cause->evidence.push_back("the members agree with each other in both runs");
   } else if (facts.alike && is_reduction(facts.site.op)) {
     decide(cause, "nondeterministic_op", {"precision_or_formula", "algorithm_choice", "stream_race"});
-    cause->evidence.push_back("a sum of two is the same in either order, so the order of the reduction is not the cause");
+    cause->evidence.push_back(
+        "a sum of two is the same in either order, so the order of the reduction is not the cause");
   } else {
     decide(cause, "nondeterministic_op", {"stream_race", "overwritten_input", "hardware_or_sporadic"});
     if (is_reduction(facts.site.op)) cause->class_candidates.insert(cause->class_candidates.begin(), "reduction_order");
@@ -215,8 +227,8 @@ void decide_collective(const CauseFacts& facts, Cause* cause) {
 void decide_state_or_input(const CauseFacts& facts, Cause* cause) {
   const bool update = facts.site.phase == Phase::optimizer;
   if (facts.replica_values_b > 1 && (update || facts.agreeing_ranks.empty())) {
-    cause->evidence.push_back(fmt::format("{} ranks hold it alike in run A; in run B they hold {} values", facts.replicas,
-                                          facts.replica_values_b));
+    cause->evidence.push_back(fmt::format("{} ranks hold it alike in run A; in run B they hold {} values",
+                                          facts.replicas, facts.replica_values_b));
   }
   if (facts.stale_b) {
     cause->evidence.push_back("run B's value is that of the step before, though run A's has moved on");
@@ -224,14 +236,16 @@ void decide_state_or_input(const CauseFacts& facts, Cause* cause) {
                   : decide(cause, "stream_race");
   }
   if (update) {
-    if (facts.gradients_recorded) cause->evidence.push_back("the recorded gradients and hyperparameters of this step agree");
+    if (facts.gradients_recorded)
+      cause->evidence.push_back("the recorded gradients and hyperparameters of this step agree");
     // One rank alone may as well have been hit by an error; several that drift apart were not kept together.
     const bool drift = facts.replica_values_b > 2 || (facts.replica_values_b == 2 && facts.everyone);
     if (facts.replica_values_b > 1 && (facts.collective_in_one_run || (drift && !facts.collectives_recorded))) {
       return decide(cause, "missing_sync");
     }
     if (facts.loaded == Loaded::by_one && facts.first_compared_step && facts.gradients_recorded) {
-      cause->evidence.push_back("it is the first update after a load: state that was not recorded there may not have been restored");
+      cause->evidence.push_back(
+          "it is the first update after a load: state that was not recorded there may not have been restored");
       return decide(cause, "state_restore", {"state_restore", "nondeterministic_op"});
     }
     Classes classes = {"algorithm_choice", "precision_or_formula", "hardware_or_sporadic"};
@@ -241,21 +255,26 @@ void decide_state_or_input(const CauseFacts& facts, Cause* cause) {
     add_unseen_start(facts, &classes, cause);
     if (facts.messages_differ) {
       put_first(&classes, "reduction_order");
-      cause->evidence.push_back("collectives before it carry other messages in the two runs, which alone changes the order of sums");
+      cause->evidence.push_back(
+          "collectives before it carry other messages in the two runs, which alone changes the order of sums");
     }
-    const bool local = facts.gradients_recorded && !facts.start_unseen && facts.unseen_steps.empty() && !facts.messages_differ;
+    const bool local =
+        facts.gradients_recorded && !facts.start_unseen && facts.unseen_steps.empty() && !facts.messages_differ;
     return decide(cause, local ? "nondeterministic_op" : "unknown", classes);
   }
-  cause->evidence.push_back(facts.last_seen.empty()
-                                ? "it is an input, and nothing recorded before it differs: its producer was not observed, or it "
-                                  "was changed unobserved"
-                                : fmt::format("it is an input; its value was last recorded as {}, where the runs agree: it was "
-                                              "changed unobserved between there and its use", facts.last_seen));
+  cause->evidence.push_back(
+      facts.last_seen.empty()
+          ? "it is an input, and nothing recorded before it differs: its producer was not observed, or it "
+            "was changed unobserved"
+          : fmt::format("it is an input; its value was last recorded as {}, where the runs agree: it was "
+                        "changed unobserved between there and its use",
+                        facts.last_seen));
   Classes classes = {"overwritten_input", "stream_race", "hardware_or_sporadic"};
   if (facts.last_seen.empty()) classes.push_back("nondeterministic_op");
   if (facts.everyone && facts.world_size > 1) drop(&classes, "hardware_or_sporadic");
   if (!facts.equals_other.empty()) {
-    cause->evidence.push_back(fmt::format("run B's value is that of {}, which agrees in both runs", facts.equals_other));
+    cause->evidence.push_back(
+        fmt::format("run B's value is that of {}, which agrees in both runs", facts.equals_other));
     drop(&classes, "hardware_or_sporadic");
   }
   if (facts.last_seen.empty()) add_unseen_start(facts, &classes, cause);
@@ -264,10 +283,11 @@ void decide_state_or_input(const CauseFacts& facts, Cause* cause) {
 
 void decide_op(const CauseFacts& facts, Cause* cause) {
   Classes classes = op_candidates(facts, cause);
-  const bool inputs_known = !facts.inputs_agree.empty() && facts.inputs_differ.empty() && facts.inputs_one_sided.empty();
+  const bool inputs_known =
+      !facts.inputs_agree.empty() && facts.inputs_differ.empty() && facts.inputs_one_sided.empty();
   if (facts.replica_values_b > 1 && facts.site.role == Role::gradient) {
-    cause->evidence.push_back(fmt::format("{} ranks hold it alike in run A; in run B they hold {} values", facts.replicas,
-                                          facts.replica_values_b));
+    cause->evidence.push_back(fmt::format("{} ranks hold it alike in run A; in run B they hold {} values",
+                                          facts.replicas, facts.replica_values_b));
     if (facts.collective_in_one_run) return decide(cause, "missing_sync");
     if (!facts.collectives_recorded) put_first(&classes, "missing_sync");
   }
@@ -278,15 +298,17 @@ void decide_op(const CauseFacts& facts, Cause* cause) {
   }
   // What the environment explains differs everywhere and from the start.
   const bool everywhere = facts.everyone || facts.world_size == 1;
-  if (!facts.environment.empty() && everywhere && facts.first_compared_step && inputs_known && facts.stats_b.nonfinite == facts.stats_a.nonfinite) {
+  if (!facts.environment.empty() && everywhere && facts.first_compared_step && inputs_known &&
+      facts.stats_b.nonfinite == facts.stats_a.nonfinite) {
     for (const std::string& text : facts.environment) cause->evidence.push_back("environment: " + text);
     return decide(cause, "environment", {"environment", "algorithm_choice", "precision_or_formula"});
   }
   if (!inputs_known) {
     classes.push_back("overwritten_input");
-    cause->evidence.push_back(facts.step_inputs_agree ? "no input of this op was recorded; what was recorded before it in this "
-                                                        "step (batch, weights) agrees"
-                                                      : "no input of this op was recorded: what produced the difference was not observed");
+    cause->evidence.push_back(facts.step_inputs_agree
+                                  ? "no input of this op was recorded; what was recorded before it in this "
+                                    "step (batch, weights) agrees"
+                                  : "no input of this op was recorded: what produced the difference was not observed");
     add_unseen_start(facts, &classes, cause);
   }
   const bool step_known = facts.step_inputs_agree && facts.unseen_steps.empty();

@@ -15,7 +15,9 @@ void add_blockers(const Findings& findings, const Coverage& coverage, std::vecto
   *blockers = alignment.blockers;
   const auto& unread = findings.input.scan.gaps;
   if (!unread.empty()) {
-    blockers->push_back(unread.size() == 1 ? unread[0] : fmt::format("{} steps could not be read, first: {}", unread.size(), unread[0]));
+    blockers->push_back(unread.size() == 1
+                            ? unread[0]
+                            : fmt::format("{} steps could not be read, first: {}", unread.size(), unread[0]));
   }
   // --steps from there on asks for these steps alone.
   if (!(findings.options.first_step && *findings.options.first_step >= alignment.begin)) {
@@ -25,7 +27,8 @@ void add_blockers(const Findings& findings, const Coverage& coverage, std::vecto
     blockers->push_back(fmt::format("{} sharded in another way could not be put together ({})",
                                     counted(findings.resharding.not_comparable, "tensor"), findings.resharding.why));
   }
-  if (coverage.steps_compared == 0 && alignment.blockers.empty()) blockers->push_back("the runs have no complete step in common");
+  if (coverage.steps_compared == 0 && alignment.blockers.empty())
+    blockers->push_back("the runs have no complete step in common");
   if (coverage.records_compared == 0) blockers->push_back("the runs have no record in common");
 }
 
@@ -42,15 +45,18 @@ void add_common_notes(const Findings& findings, Verdict* verdict) {
   append(alignment.notes);
   if (findings.loads.resumed) {
     const bool b_later = alignment.start == Start::b_later;
-    verdict->notes.push_back(fmt::format("run {} begins at step {}: compared from there on, and what it loaded with run {}'s state at "
-                                         "the end of step {}", b_later ? 'B' : 'A', alignment.begin, b_later ? 'A' : 'B',
-                                         alignment.begin - 1));
+    verdict->notes.push_back(
+        fmt::format("run {} begins at step {}: compared from there on, and what it loaded with run {}'s state at "
+                    "the end of step {}",
+                    b_later ? 'B' : 'A', alignment.begin, b_later ? 'A' : 'B', alignment.begin - 1));
   }
   append(findings.structure.sentences);
   append(findings.structure.evaluation);
   if (findings.resharding.compared > 0) {
     verdict->notes.push_back(fmt::format("{} cut into other shards in run B; put together, they were compared",
-                                         findings.resharding.compared == 1 ? "one tensor is" : counted(findings.resharding.compared, "tensor") + " are"));
+                                         findings.resharding.compared == 1
+                                             ? "one tensor is"
+                                             : counted(findings.resharding.compared, "tensor") + " are"));
   }
   for (const std::string& text : environment_differences(findings.input.run_a, findings.input.run_b)) {
     verdict->notes.push_back("environment: " + text);
@@ -65,14 +71,16 @@ void say_identical(const Findings& findings, Verdict* verdict) {
     const auto damage = verify_runs(input.run_a, input.run_b, findings.options, &verdict->coverage.frames_verified);
     if (!damage.empty()) {
       verdict->gaps.insert(verdict->gaps.end(), damage.begin(), damage.end());
-      verdict->reason = incomparable_reason(damage, verdict->coverage.steps_compared, verdict->coverage.records_compared);
+      verdict->reason =
+          incomparable_reason(damage, verdict->coverage.steps_compared, verdict->coverage.records_compared);
       return;
     }
   } else {
     verdict->coverage.limits.push_back("the checksums of the files were not verified");
   }
   verdict->outcome = Outcome::identical;
-  verdict->reason = fmt::format("every record of both runs agrees ({})", counted(verdict->coverage.records_compared, "record"));
+  verdict->reason =
+      fmt::format("every record of both runs agrees ({})", counted(verdict->coverage.records_compared, "record"));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // Compares two runs and names the first divergence: the earliest record, in causal order, whose inputs agree and whose
-// output differs.
+// output differs. lib/align.h says which steps and ranks are compared and what forbids the word identical.
 #pragma once
 
 #include <functional>

@@ -13,7 +13,8 @@ namespace {
 std::string plain_name(const std::string& op) {
   std::string plain;
   for (const char c : op) {
-    if (std::isalpha(static_cast<unsigned char>(c))) plain += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    if (std::isalpha(static_cast<unsigned char>(c)))
+      plain += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   }
   return plain;
 }
@@ -21,9 +22,12 @@ std::string plain_name(const std::string& op) {
 bool name_holds(const std::string& op, const char* part) { return plain_name(op).find(part) != std::string::npos; }
 
 // Where one member's data goes to the others, the other members' buffers before the call mean nothing.
-bool one_source(const std::string& op) { return name_holds(op, "broadcast") || (name_holds(op, "scatter") && !is_reduction(op)); }
+bool one_source(const std::string& op) {
+  return name_holds(op, "broadcast") || (name_holds(op, "scatter") && !is_reduction(op));
+}
 
-const CollectiveUse::Part* part_of(const StreamJoin& join, const std::vector<CollectiveUse::Part>& parts, const Digest& key) {
+const CollectiveUse::Part* part_of(const StreamJoin& join, const std::vector<CollectiveUse::Part>& parts,
+                                   const Digest& key) {
   for (const CollectiveUse::Part& part : parts) {
     if (join.key(part.site) == key) return &part;
   }

@@ -17,7 +17,8 @@ class CollectiveView {
   using Analyse = std::function<RankStep(size_t pair, size_t step_index)>;
   CollectiveView(const OriginInput& input, std::pair<int64_t, int> step, Analyse analyse);
 
-  // REQUIRES: step outlives the view. Ranks with differences are added; the others are analysed when they are asked about.
+  // REQUIRES: step outlives the view. Ranks with differences are added; the others are analysed when they are asked
+  // about.
   void add(size_t pair, const RankStep* step) { steps_[pair] = step; }
 
   struct Reached {
@@ -51,7 +52,8 @@ class CollectiveView {
   std::map<int, size_t> pair_of_rank_;
   std::map<std::pair<size_t, std::string>, std::vector<int>> members_of_;  // by pair and communicator
   std::map<Instance, std::vector<Member>> instances_;
-  std::map<size_t, std::map<std::tuple<uint64_t, int32_t, uint32_t>, std::vector<const CollectiveUse*>>> uses_;  // by pair
+  std::map<size_t, std::map<std::tuple<uint64_t, int32_t, uint32_t>, std::vector<const CollectiveUse*>>>
+      uses_;  // by pair
 };
 
 // What must hold of a collective's outputs, by its name: "all_reduce", "ncclAllReduce", "reduce_scatter_tensor", ...

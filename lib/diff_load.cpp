@@ -34,7 +34,8 @@ std::map<StateKey, uint32_t> states_after_update(const Side& side) {
   std::map<StateKey, uint32_t> last;
   for (uint32_t row = 0; row < side.columns.size(); ++row) {
     const Site& site = side.site(row);
-    if (site.phase == Phase::optimizer && is_state(site) && (side.columns.flags[row] & kRecordEval) == 0) last[state_key(site)] = row;
+    if (site.phase == Phase::optimizer && is_state(site) && (side.columns.flags[row] & kRecordEval) == 0)
+      last[state_key(site)] = row;
   }
   return last;
 }
@@ -78,8 +79,17 @@ class LoadComparison {
       if (loaded.count(key) == 0) missing.push_back(place_text({}, std::get<1>(key), {}, std::get<2>(key)));
     }
     const char later = b_later_ ? 'B' : 'A';
-    say(unmatched, fmt::format("of what run {} loaded on rank {} the other run did not record in the step before", later, rank_));
-    say(missing, fmt::format("of the other run's state in the step before run {} recorded no load on rank {}", later, rank_));
+    if (!unmatched.empty()) {
+      out_.unmatched.push_back(
+          fmt::format("{} that run {} loaded on rank {} cannot be compared with the other run's step before "
+                      "(first: {})",
+                      counted(unmatched.size(), "tensor"), later, rank_, unmatched[0]));
+    }
+    if (!missing.empty()) {
+      out_.unmatched.push_back(
+          fmt::format("run {} recorded no load of {} of the other run's state on rank {} (first: {})", later,
+                      counted(missing.size(), "tensor"), rank_, missing[0]));
+    }
   }
 
  private:
@@ -103,11 +113,6 @@ class LoadComparison {
     d.stats_a = stats_of(a.columns, row_a), d.stats_b = stats_of(b.columns, row_b);
     d.same = compare_records(join_, d.site, d.layout_a, d.layout_b, d.digest_a, d.digest_b);
     return d;
-  }
-
-  void say(const std::vector<std::string>& names, const std::string& what) {
-    if (names.empty()) return;
-    out_.unmatched.push_back(fmt::format("{} {} (first: {})", what, counted(names.size(), "tensor"), names[0]));
   }
 
   const StreamJoin& join_;
@@ -165,19 +170,22 @@ Loads compare_loads(const Alignment& alignment, Joins* joins) {
   if (out.resumed) return out;
   Loads nothing;
   nothing.differences.resize(alignment.ranks.size());
-  nothing.unmatched.push_back(fmt::format("run {0} begins at step {1}, and nothing shows that it began with run {2}'s state at the end "
-                                          "of step {3} (to compare only the steps from there on: --steps {1}:N)",
-                                          later, alignment.begin, earlier, alignment.begin - 1));
+  nothing.unmatched.push_back(
+      fmt::format("run {0} begins at step {1}, and nothing shows that it began with run {2}'s state at the end "
+                  "of step {3} (to compare only the steps from there on: --steps {1}:N)",
+                  later, alignment.begin, earlier, alignment.begin - 1));
   return nothing;
 }
 
 Loaded loaded_before(const Alignment& alignment, const Loads& loads) {
   if (alignment.start != Start::together) return loads.resumed ? Loaded::by_one : Loaded::maybe;
   for (const RankPair& pair : alignment.ranks) {
-    if (pair.a->header().step_base == "checkpoint" || pair.b->header().step_base == "checkpoint") return Loaded::by_both;
+    if (pair.a->header().step_base == "checkpoint" || pair.b->header().step_base == "checkpoint")
+      return Loaded::by_both;
     // Momentum before the first step can only come from a checkpoint.
     if (alignment.begin <= 0 || pair.steps.empty() || pair.steps[0].step != kPrologueStep) continue;
-    if (prologue_has_optimizer_state(*pair.a, pair.steps[0].a) || prologue_has_optimizer_state(*pair.b, pair.steps[0].b)) {
+    if (prologue_has_optimizer_state(*pair.a, pair.steps[0].a) ||
+        prologue_has_optimizer_state(*pair.b, pair.steps[0].b)) {
       return Loaded::by_both;
     }
   }
@@ -187,7 +195,8 @@ Loaded loaded_before(const Alignment& alignment, const Loads& loads) {
 namespace {
 
 // Which records of a step were sharded differently, on any rank.
-RecordKeys resharded_keys(const Alignment& alignment, const Scan& scan, Joins* joins, std::pair<int64_t, int> at, StepBuffers* worker) {
+RecordKeys resharded_keys(const Alignment& alignment, const Scan& scan, Joins* joins, std::pair<int64_t, int> at,
+                          StepBuffers* worker) {
   RecordKeys keys;
   for (size_t p = 0; p < alignment.ranks.size(); ++p) {
     const RankPair& pair = alignment.ranks[p];
@@ -197,14 +206,16 @@ RecordKeys resharded_keys(const Alignment& alignment, const Scan& scan, Joins* j
       pair.a->read_step(pair.steps[s].a, &worker->a);
       pair.b->read_step(pair.steps[s].b, &worker->b);
       const auto on_match = [&](uint32_t i, uint32_t j) {
-        if (compare_records(join, worker->a.site[i], worker->a.layout[i], worker->b.layout[j], worker->a.digest[i], worker->b.digest[j]) !=
-            Same::resharded) {
+        if (compare_records(join, worker->a.site[i], worker->a.layout[i], worker->b.layout[j], worker->a.digest[i],
+                            worker->b.digest[j]) != Same::resharded) {
           return;
         }
         const Digest& key = join.key(worker->a.site[i]);
         keys.insert({key.a, key.b, worker->a.micro_step[i], worker->a.call[i]});
       };
-      match_step(join, worker->a, worker->b, pair.steps[s].complete, &worker->scratch, on_match, [](uint32_t) {}, [](uint32_t) {});
+      match_step(
+          join, worker->a, worker->b, pair.steps[s].complete, &worker->scratch, on_match, [](uint32_t) {},
+          [](uint32_t) {});
     }
   }
   return keys;
@@ -231,6 +242,7 @@ Resharding assemble_resharded(const Alignment& alignment, const Scan& scan, Join
       for (const RankPair& pair : alignment.ranks) {
         for (const StepPair& step : pair.steps) {
           if (std::pair(step.step, step.occurrence) != list[item]) continue;
+          if (!step.complete) throw Error("records of that step are missing");  // their loss may have shifted calls
           gather(*pair.a, step.a, alignment.level, &keys, &worker.a, &in_a);
           gather(*pair.b, step.b, alignment.level, &keys, &worker.b, &in_b);
         }

@@ -11,9 +11,9 @@ struct Loads {
   bool resumed = false;                   // it is proven that the later run loaded what the other had
   std::vector<std::string> unmatched;     // sentences: what could not be compared
 };
-// Parameters and optimizer state only: other records of the load have no counterpart in a step. It is proven to be a resume
-// when some tensor of the load is the other run's at the end of the step before, is not zero, and is not that run's initial
-// one. Else nothing is compared: the later run may have run its first steps unrecorded.
+// Parameters and optimizer state only: other records of the load have no counterpart in a step. It is proven to be a
+// resume when some tensor of the load is the other run's at the end of the step before, is not zero, and is not that
+// run's initial one. Else nothing is compared: the later run may have run its first steps unrecorded.
 Loads compare_loads(const Alignment& alignment, Joins* joins);
 
 // What is known about a load before the compared steps.

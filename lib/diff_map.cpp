@@ -14,7 +14,8 @@ const std::vector<uint32_t>& MapBuilder::rows_of(size_t pair, const StreamJoin& 
   const std::lock_guard lock(mutex_);
   std::vector<uint32_t>& rows = by_pair_[pair];
   if (rows.empty()) {
-    for (uint32_t site = 0; site < join.size(); ++site) rows.push_back(row_of(join.site(site).phase, join.site(site).layer));
+    for (uint32_t site = 0; site < join.size(); ++site)
+      rows.push_back(row_of(join.site(site).phase, join.site(site).layer));
   }
   return rows;
 }

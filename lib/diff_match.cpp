@@ -203,7 +203,8 @@ void match_rest(const StreamJoin& join, const StepColumns& a, const StepColumns&
   }
 }
 
-Same compare_records(const StreamJoin& join, uint32_t site, uint32_t layout_a, uint32_t layout_b, const Digest& a, const Digest& b) {
+Same compare_records(const StreamJoin& join, uint32_t site, uint32_t layout_a, uint32_t layout_b, const Digest& a,
+                     const Digest& b) {
   if (join.same_layout(layout_a, layout_b)) return a == b ? Same::equal : Same::value;
   const Layout &left = join.a().layouts()[layout_a], &right = join.b().layouts()[layout_b];
   const auto& whole_left = left.is_shard() ? left.global_shape : left.shape;
@@ -216,7 +217,8 @@ Same compare_records(const StreamJoin& join, uint32_t site, uint32_t layout_a, u
     return static_cast<uint64_t>(element_count(layout)) * static_cast<uint64_t>(size_bytes(layout.dtype));
   };
   if (whole && a == b && bytes(left) == bytes(right)) return Same::relabelled;
-  return whole && left.dtype == right.dtype && join.site(site).kind == Kind::collective ? Same::regrouped : Same::layout;
+  return whole && left.dtype == right.dtype && join.site(site).kind == Kind::collective ? Same::regrouped
+                                                                                        : Same::layout;
 }
 
 }  // namespace forkpoint

@@ -56,19 +56,21 @@ struct StepBuffers {
 };
 
 // After the streams part at position `from` of rows_a/rows_b (or of the rows themselves where those are empty): fills
-// scratch.partner (B's row of each of A's rows from there on, or kNoRow) and scratch.taken (for B's). In whole steps with
-// recomputations, records of a class are counted in order of arrival, because an extra recomputation shifts `call`. In
-// steps that lost records, a loss may have shifted `call`: sites that do not come equally often are left unmatched.
+// scratch.partner (B's row of each of A's rows from there on, or kNoRow) and scratch.taken (for B's). In whole steps
+// with recomputations, records of a class are counted in order of arrival, because an extra recomputation shifts
+// `call`. In steps that lost records, a loss may have shifted `call`: sites that do not come equally often are left
+// unmatched.
 void match_rest(const StreamJoin& join, const StepColumns& a, const StepColumns& b, size_t from, bool complete,
                 MatchScratch* scratch);
 // Fills scratch.rows_a and rows_b.
 void select_rows(const StreamJoin& join, const StepColumns& a, const StepColumns& b, MatchScratch* scratch);
 
 // Calls on_match(row_a, row_b) and on_only_a(row_a) in A's order of arrival, then on_only_b(row_b) in B's.
-// Two runs that did the same thing mostly arrive in the same order: they are walked in step, and hashed where they part.
+// Two runs that did the same thing mostly arrive in the same order: they are walked in step, and hashed where they
+// part.
 template <typename OnMatch, typename OnOnlyA, typename OnOnlyB>
-void match_step(const StreamJoin& join, const StepColumns& a, const StepColumns& b, bool complete, MatchScratch* scratch,
-                OnMatch&& on_match, OnOnlyA&& on_only_a, OnOnlyB&& on_only_b) {
+void match_step(const StreamJoin& join, const StepColumns& a, const StepColumns& b, bool complete,
+                MatchScratch* scratch, OnMatch&& on_match, OnOnlyA&& on_only_a, OnOnlyB&& on_only_b) {
   const bool selected = !join.all_wanted();
   if (selected) select_rows(join, a, b, scratch);
   const size_t count_a = selected ? scratch->rows_a.size() : a.size();
@@ -109,7 +111,8 @@ enum class Same : uint8_t {
   value,
 };
 // site: joint id.
-Same compare_records(const StreamJoin& join, uint32_t site, uint32_t layout_a, uint32_t layout_b, const Digest& a, const Digest& b);
+Same compare_records(const StreamJoin& join, uint32_t site, uint32_t layout_a, uint32_t layout_b, const Digest& a,
+                     const Digest& b);
 
 inline bool is_difference(Same same) { return same == Same::layout || same == Same::value; }
 

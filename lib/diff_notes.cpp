@@ -20,7 +20,8 @@ void compare_facts(const Facts& a, const Facts& b, const std::string& what, std:
   for (const auto& [name, value] : b) names.insert(name);
   for (const std::string& name : names) {
     const auto in_a = a.find(name), in_b = b.find(name);
-    const std::string left = in_a == a.end() ? "(not set)" : in_a->second, right = in_b == b.end() ? "(not set)" : in_b->second;
+    const std::string left = in_a == a.end() ? "(not set)" : in_a->second,
+                      right = in_b == b.end() ? "(not set)" : in_b->second;
     if (left != right) out->push_back(fmt::format("{}{}: {} in run A, {} in run B", what, name, left, right));
   }
 }
@@ -56,7 +57,8 @@ std::vector<std::string> sentences_of(const std::map<StructureKey, StructureEntr
   constexpr size_t kMost = 20;
   std::vector<std::pair<const StructureKey*, const StructureEntry*>> sorted;
   for (const auto& [key, entry] : entries) sorted.push_back({&key, &entry});
-  std::sort(sorted.begin(), sorted.end(), [](const auto& left, const auto& right) { return left.second->order < right.second->order; });
+  std::sort(sorted.begin(), sorted.end(),
+            [](const auto& left, const auto& right) { return left.second->order < right.second->order; });
   std::vector<std::string> sentences;
   for (const auto& [key, entry] : sorted) {
     if (sentences.size() == kMost) {
@@ -68,11 +70,13 @@ std::vector<std::string> sentences_of(const std::map<StructureKey, StructureEntr
     std::string what = fmt::format("run {} only: {}", key->side == OneSided::only_a ? 'A' : 'B', place);
     if (!key->form_a.empty()) {
       what = fmt::format("{} {} {} in run A and {} in run B", place,
-                         key->side == OneSided::relabelled ? "holds the same bytes as" : "is a message of", key->form_a, key->form_b);
+                         key->side == OneSided::relabelled ? "holds the same bytes as" : "is a message of", key->form_a,
+                         key->form_b);
     }
-    sentences.push_back(fmt::format("structure: {} ({}, from {}{})", what, counted(entry->records, "record"),
-                                    entry->first_step == kPrologueStep ? "before the first step" : fmt::format("step {}", entry->first_step),
-                                    static_cast<int>(ranks.size()) == world_size ? "" : ", " + rank_list(ranks)));
+    sentences.push_back(fmt::format(
+        "structure: {} ({}, from {}{})", what, counted(entry->records, "record"),
+        entry->first_step == kPrologueStep ? "before the first step" : fmt::format("step {}", entry->first_step),
+        static_cast<int>(ranks.size()) == world_size ? "" : ", " + rank_list(ranks)));
   }
   return sentences;
 }
@@ -99,7 +103,8 @@ std::vector<std::string> environment_differences(const Run& a, const Run& b) {
   }
   for (const auto& [text, ranks] : by_text) {
     const std::vector<int> list(ranks.begin(), ranks.end());
-    out.push_back(static_cast<int>(list.size()) == a.world_size() ? text : fmt::format("{} ({})", text, rank_list(list)));
+    out.push_back(static_cast<int>(list.size()) == a.world_size() ? text
+                                                                  : fmt::format("{} ({})", text, rank_list(list)));
   }
   return out;
 }
@@ -136,8 +141,9 @@ StructureNotes structure_notes(const Scan& scan, const Alignment& alignment, Joi
   if (!evaluation.empty()) {
     uint64_t records[4] = {0, 0, 0, 0};
     for (const auto& [key, entry] : evaluation) records[key.side] += entry.records;
-    out.evaluation.push_back(fmt::format("the runs do not evaluate alike: {} of evaluation in run A only, {} in run B only",
-                                         counted(records[0], "record"), records[1]));
+    out.evaluation.push_back(
+        fmt::format("the runs do not evaluate alike: {} of evaluation in run A only, {} in run B only",
+                    counted(records[0], "record"), records[1]));
   }
   return out;
 }

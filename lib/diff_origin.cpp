@@ -24,12 +24,15 @@ std::tuple<bool, int64_t, int, uint32_t, int> rough_order(const Origin& origin, 
 class Search {
  public:
   explicit Search(const OriginInput& input)
-      : in_(input), diverged_(input.alignment.ranks.size(), false), scratch_(static_cast<size_t>(thread_count(input.threads))) {}
+      : in_(input),
+        diverged_(input.alignment.ranks.size(), false),
+        scratch_(static_cast<size_t>(thread_count(input.threads))) {}
 
   Origins run() {
     resolve_loads();
     for (const auto& [key, participants] : steps_with_differences()) {
-      if (std::all_of(participants.begin(), participants.end(), [&](const auto& at) { return diverged_[at.first]; })) continue;
+      if (std::all_of(participants.begin(), participants.end(), [&](const auto& at) { return diverged_[at.first]; }))
+        continue;
       resolve(key, participants);
     }
     find_evaluation();
@@ -49,7 +52,8 @@ class Search {
         const StepKey key{pair(p).steps[s].step, pair(p).steps[s].occurrence};
         const StepCounts& counts = in_.scan.steps[p][s];
         if (counts.unread) continue;
-        if (counts.differing > 0 || (counts.resharded > 0 && in_.assembled.count(key) != 0)) steps[key].push_back({p, s});
+        if (counts.differing > 0 || (counts.resharded > 0 && in_.assembled.count(key) != 0))
+          steps[key].push_back({p, s});
       }
     }
     return steps;
@@ -147,10 +151,12 @@ class Search {
         members.insert(origin->members.begin(), origin->members.end());
       }
       const bool whole_world = world > 1 && ranks.size() == world;
-      const bool whole_group = std::get<4>(key) && ranks.size() > 1 &&
-                               (!group[0]->judged || std::includes(ranks.begin(), ranks.end(), members.begin(), members.end()));
-      const bool resharded = group[0]->difference.same == Same::value &&
-                             !in_.joins.of(group[0]->pair).same_layout(group[0]->difference.layout_a, group[0]->difference.layout_b);
+      const bool whole_group =
+          std::get<4>(key) && ranks.size() > 1 &&
+          (!group[0]->judged || std::includes(ranks.begin(), ranks.end(), members.begin(), members.end()));
+      const bool resharded =
+          group[0]->difference.same == Same::value &&
+          !in_.joins.of(group[0]->pair).same_layout(group[0]->difference.layout_a, group[0]->difference.layout_b);
       if (!whole_world && !whole_group && !resharded) {
         for (Origin* origin : group) merged.push_back(std::move(*origin));
         continue;
@@ -165,8 +171,8 @@ class Search {
     return merged;
   }
 
-  // Appends the candidates of one step in order. Without recorded collectives nothing tells whether a rank was reached from
-  // another that diverged before it: such ranks are named as uncertain, not as origins.
+  // Appends the candidates of one step in order. Without recorded collectives nothing tells whether a rank was reached
+  // from another that diverged before it: such ranks are named as uncertain, not as origins.
   void accept(std::vector<Origin>* candidates) {
     std::vector<Origin> merged = merge_alike(candidates);
     std::sort(merged.begin(), merged.end(), [&](const Origin& left, const Origin& right) {
@@ -176,7 +182,8 @@ class Search {
       const bool alone = out_.list.empty();
       // Nothing passes between ranks while they load.
       const bool joined = origin.in_prologue || records_collectives(in_.joins.of(origin.pair));
-      const bool same_place = !alone && out_.list[0].step == origin.step && out_.list[0].in_prologue == origin.in_prologue &&
+      const bool same_place = !alone && out_.list[0].step == origin.step &&
+                              out_.list[0].in_prologue == origin.in_prologue &&
                               in_.joins.of(out_.list[0].pair).key(out_.list[0].difference.site) ==
                                   in_.joins.of(origin.pair).key(origin.difference.site);
       if (alone || joined || same_place) {

@@ -1,5 +1,5 @@
-// Joins the ranks: which of their first differences are origins, and which came to them through a collective. Internal to
-// diff.
+// Joins the ranks: which of their first differences are origins, and which came to them through a collective. Internal
+// to diff.
 #pragma once
 
 #include <map>

@@ -23,8 +23,16 @@ std::map<int64_t, std::vector<size_t>> whole_steps(const Run& run, int64_t offse
     for (size_t i = 0; i < summaries.size(); ++i) {
       const bool prologue = summaries[i].step == kPrologueStep;
       const int64_t step = prologue ? kPrologueStep : summaries[i].step + offset;
-      if (!prologue && ((options.first_step && step < *options.first_step) || (options.last_step && step > *options.last_step))) continue;
+      if (!prologue &&
+          ((options.first_step && step < *options.first_step) || (options.last_step && step > *options.last_step)))
+        continue;
       auto& indices = steps[step];
+      const auto lost_in = [&](const Gap& gap) {  // a loss shifts calls, so nothing of the step can be matched
+        const bool placed = gap.last_step != kPrologueStep;
+        return !placed || (gap.first_step <= summaries[i].step && summaries[i].step <= gap.last_step);
+      };
+      const auto gaps = run.streams()[r]->gaps();
+      if (std::any_of(gaps.begin(), gaps.end(), lost_in)) broken.insert(step);
       if (!summaries[i].complete || indices.size() != r) broken.insert(step);  // cut, missing on a rank, or there twice
       indices.push_back(i);
     }
@@ -49,7 +57,8 @@ std::tuple<int64_t, int, uint32_t, int> order_of(const RecordKey& key, const std
   static constexpr int kPhaseOrder[kPhaseCount] = {0, 2, 3, 4, 5, 6, 1};
   const Phase phase = pieces[0].site->phase;
   const bool whole_step = phase == Phase::optimizer || phase == Phase::collective;
-  return {whole_step ? INT32_MAX : std::get<2>(key), kPhaseOrder[static_cast<int>(phase) % kPhaseCount], pieces[0].row, pieces[0].rank};
+  return {whole_step ? INT32_MAX : std::get<2>(key), kPhaseOrder[static_cast<int>(phase) % kPhaseCount], pieces[0].row,
+          pieces[0].rank};
 }
 
 CauseFacts facts_of(const RecordKey& key, const Pieces& in_a, const Pieces& in_b, const ReshardedStep& result) {
@@ -82,19 +91,21 @@ CauseFacts facts_of(const RecordKey& key, const Pieces& in_a, const Pieces& in_b
   if (facts.layout_differs) {
     first.before = to_string(facts.layout_a), first.after = to_string(facts.layout_b);
   } else if (facts.site.kind == Kind::scalar) {
-    first.before = fmt::format("{:.17g}", scalar_value(left.digest)), first.after = fmt::format("{:.17g}", scalar_value(right.digest));
+    first.before = fmt::format("{:.17g}", scalar_value(left.digest)),
+    first.after = fmt::format("{:.17g}", scalar_value(right.digest));
   } else {
     first.before = fmt::format("{:016x}{:016x}", left.digest.a, left.digest.b);
     first.after = fmt::format("{:016x}{:016x}", right.digest.a, right.digest.b);
     const Layout layout = facts.layout_a;
-    if (facts.site.kind != Kind::state && word_count(layout) <= kMaxPointingWords / 8) facts.pointing = point(left.digest, right.digest, layout);
+    if (facts.site.kind != Kind::state && word_count(layout) <= kMaxPointingWords / 8)
+      facts.pointing = point(left.digest, right.digest, layout);
   }
   first.pointing = facts.pointing;
   return facts;
 }
 
-StepResult compare_step(const Run& a, const std::vector<size_t>& at_a, const Run& b, const std::vector<size_t>& at_b, int64_t step,
-                        Level level) {
+StepResult compare_step(const Run& a, const std::vector<size_t>& at_a, const Run& b, const std::vector<size_t>& at_b,
+                        int64_t step, Level level) {
   StepResult out;
   out.step = step;
   StepColumns columns;
@@ -111,7 +122,8 @@ StepResult compare_step(const Run& a, const std::vector<size_t>& at_a, const Run
   }
   out.read = true;
   const ReshardedStep result = compare_pieces(in_a, in_b);
-  out.equal = result.equal.size(), out.differing = result.differing.size(), out.not_comparable = result.not_comparable.size();
+  out.equal = result.equal.size(), out.differing = result.differing.size(),
+  out.not_comparable = result.not_comparable.size();
   if (!result.not_comparable.empty()) {
     const auto& [key, why] = *result.not_comparable.begin();
     const auto& pieces = in_a.by_key.count(key) != 0 ? in_a.by_key.at(key) : in_b.by_key.at(key);
@@ -139,12 +151,72 @@ void write_first(const Run& a, const Run& b, const Alignment& alignment, const S
   verdict->outcome = Outcome::diverged;
   verdict->first = facts.first;
   verdict->cause = decide_cause(facts);
-  verdict->cause.evidence.push_back(fmt::format("put together from {} ranks in run A and {} in run B: sums over ranks are cut in "
-                                                "another way, and another order of a sum is expected to show", a.world_size(), b.world_size()));
+  verdict->cause.evidence.push_back(
+      fmt::format("put together from {} ranks in run A and {} in run B: sums over ranks are cut in "
+                  "another way, and another order of a sum is expected to show",
+                  a.world_size(), b.world_size()));
   if (facts.site.kind == Kind::collective && facts.site.role == Role::output && !facts.layout_differs) {
     verdict->cause.cls = "reduction_order";
     verdict->cause.class_candidates = {"reduction_order", "algorithm_choice"};
   }
+}
+
+
+// What the steps add up to.
+struct Totals {
+  uint64_t not_comparable = 0, differing = 0;
+  std::set<int> ranks;
+  std::string why;
+};
+
+Totals add_results(const Run& a, const Run& b, const Alignment& alignment, const std::vector<StepResult>& results,
+                   Verdict* verdict, std::vector<std::string>* blockers) {
+  Totals totals;
+  for (const StepResult& result : results) {
+    if (!result.read) verdict->gaps.push_back(result.problem), blockers->push_back(result.problem);
+    verdict->coverage.records_compared += result.equal + result.differing;
+    verdict->coverage.bytes_hashed += result.bytes;
+    verdict->coverage.steps_compared += result.step >= 0 && result.read ? 1 : 0;
+    totals.not_comparable += result.not_comparable;
+    totals.differing += result.differing;
+    if (totals.why.empty()) totals.why = result.why;
+    totals.ranks.insert(result.ranks_b.begin(), result.ranks_b.end());
+    if (result.facts && !verdict->first) write_first(a, b, alignment, result, verdict);
+  }
+  if (totals.not_comparable > 0) {
+    blockers->push_back(fmt::format("{} of {} could not be put together from both runs (first: {})",
+                                    grouped(totals.not_comparable),
+                                    counted(verdict->coverage.records_compared + totals.not_comparable, "tensor"),
+                                    totals.why));
+  }
+  if (verdict->coverage.steps_compared == 0) blockers->push_back("the runs have no whole step in common");
+  else if (verdict->coverage.records_compared == 0) blockers->push_back("the runs have no record in common");
+  return totals;
+}
+
+void conclude(const Run& a, const Run& b, const DiffOptions& options, const Totals& totals,
+              std::vector<std::string> blockers, Verdict* verdict) {
+  const Coverage& coverage = verdict->coverage;
+  if (verdict->first) {
+    verdict->propagated = totals.differing - 1;
+    verdict->ranks_diverged.assign(totals.ranks.begin(), totals.ranks.end());
+    verdict->reason = place_text(*verdict->first) + ": differs when put together from all ranks";
+    if (!verdict->gaps.empty()) verdict->reason += "; records were lost, so the first divergence may lie in a gap";
+    verdict->notes.insert(verdict->notes.end(), blockers.begin(), blockers.end());
+    return;
+  }
+  if (blockers.empty() && options.verify_checksums) {
+    blockers = verify_runs(a, b, options, &verdict->coverage.frames_verified);
+    verdict->gaps.insert(verdict->gaps.end(), blockers.begin(), blockers.end());
+  }
+  if (!blockers.empty()) {
+    verdict->reason = incomparable_reason(blockers, coverage.steps_compared, coverage.records_compared);
+    return;
+  }
+  if (!options.verify_checksums) verdict->coverage.limits.push_back("the checksums of the files were not verified");
+  verdict->outcome = Outcome::identical;
+  verdict->reason =
+      fmt::format("every tensor agrees when put together ({})", counted(coverage.records_compared, "tensor"));
 }
 
 }  // namespace
@@ -159,8 +231,7 @@ Verdict diff_other_world(const Run& a, const Run& b, const Alignment& alignment,
     else alike = false;
   }
   for (const auto& [step, indices] : steps_b) alike &= steps_a.count(step) != 0;
-  const bool aligned = !alignment.ranks_a.empty() && !alignment.ranks_b.empty();
-  if (!aligned) common.clear();
+  if (alignment.ranks_a.empty() || alignment.ranks_b.empty()) common.clear();  // the steps could not be aligned
 
   std::vector<StepResult> results(common.size());
   Progress progress(options.progress, common.size());
@@ -178,40 +249,11 @@ Verdict diff_other_world(const Run& a, const Run& b, const Alignment& alignment,
   verdict.coverage.ranks_compared = std::max(a.world_size(), b.world_size());
   std::vector<std::string> blockers = alignment.blockers;
   if (!alike) blockers.push_back("the runs do not have the same whole steps");
-  if (!options.ranks.empty()) blockers.push_back("--ranks does not apply to runs of different world sizes: all ranks were compared");
-  uint64_t not_comparable = 0, differing = 0;
-  std::set<int> ranks;
-  std::string why;
-  for (const StepResult& result : results) {
-    if (!result.read) verdict.gaps.push_back(result.problem), blockers.push_back(result.problem);
-    verdict.coverage.records_compared += result.equal + result.differing;
-    verdict.coverage.bytes_hashed += result.bytes;
-    verdict.coverage.steps_compared += result.step >= 0 && result.read ? 1 : 0;
-    not_comparable += result.not_comparable;
-    differing += result.differing;
-    if (why.empty()) why = result.why;
-    ranks.insert(result.ranks_b.begin(), result.ranks_b.end());
-    if (result.facts && !verdict.first) write_first(a, b, alignment, result, &verdict);
+  if (!options.ranks.empty()) {
+    blockers.push_back("--ranks does not apply to runs of different world sizes: all ranks were compared");
   }
-  if (not_comparable > 0) {
-    blockers.push_back(fmt::format("{} of {} could not be put together from both runs (first: {})", grouped(not_comparable),
-                                   counted(verdict.coverage.records_compared + not_comparable, "tensor"), why));
-  }
-  if (verdict.first) {
-    verdict.propagated = differing - 1;
-    verdict.ranks_diverged.assign(ranks.begin(), ranks.end());
-    verdict.reason = place_text(*verdict.first) + ": differs when put together from all ranks";
-    verdict.notes.insert(verdict.notes.end(), blockers.begin(), blockers.end());
-  } else {
-    if (verdict.coverage.steps_compared == 0) blockers.push_back("the runs have no whole step in common");
-    if (blockers.empty() && options.verify_checksums) blockers = verify_runs(a, b, options, &verdict.coverage.frames_verified);
-    if (blockers.empty()) {
-      verdict.outcome = Outcome::identical;
-      verdict.reason = fmt::format("every tensor agrees when put together ({})", counted(verdict.coverage.records_compared, "tensor"));
-    } else {
-      verdict.reason = incomparable_reason(blockers, verdict.coverage.steps_compared, verdict.coverage.records_compared);
-    }
-  }
+  const Totals totals = add_results(a, b, alignment, results, &verdict, &blockers);
+  conclude(a, b, options, totals, std::move(blockers), &verdict);
   for (const std::string& text : environment_differences(a, b)) verdict.notes.push_back("environment: " + text);
   for (const std::string& text : manifest_notes(a, b)) verdict.notes.push_back(text);
   return verdict;

@@ -16,8 +16,8 @@ inline int thread_count(int wanted) {
   return wanted > 0 ? wanted : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
-// Calls work(item, worker) for every item in 0 .. count-1, worker in 0 .. threads-1; at most one call a worker at a time.
-// Rethrows the first exception after all threads have ended.
+// Calls work(item, worker) for every item in 0 .. count-1, worker in 0 .. threads-1; at most one call a worker at a
+// time. Rethrows the first exception after all threads have ended.
 template <typename Work>
 void parallel_for(int threads, size_t count, Work&& work) {
   threads = static_cast<int>(std::min<size_t>(static_cast<size_t>(std::max(threads, 1)), count));

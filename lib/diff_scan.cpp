@@ -25,16 +25,18 @@ struct Worker : StepBuffers {
 
 // Equal roots of whole steps: nothing to read. Evaluations are in no tree, so they are read where both runs have some.
 bool equal_by_tree(const StepPair& pair, const StepSummary& a, const StepSummary& b) {
-  return pair.complete && a.digest == b.digest && a.records == b.records && (a.eval_records == 0 || b.eval_records == 0);
+  return pair.complete && a.digest == b.digest && a.records == b.records &&
+         (a.eval_records == 0 || b.eval_records == 0);
 }
 
-OneSided& note_one_sided(Worker* worker, const Task& task, int64_t step, uint32_t site, OneSided::Side side, uint8_t flags,
-                         uint32_t row, int32_t micro_step) {
+OneSided& note_one_sided(Worker* worker, const Task& task, int64_t step, uint32_t site, OneSided::Side side,
+                         uint8_t flags, uint32_t row, int32_t micro_step) {
   const bool eval = (flags & kRecordEval) != 0;
   const uint64_t key = (static_cast<uint64_t>(task.pair) << 35) ^ (static_cast<uint64_t>(site) << 3) ^
                        (static_cast<uint64_t>(side) << 1) ^ (eval ? 1u : 0u);
-  OneSided& entry = worker->one_sided.try_emplace(key, OneSided{task.pair, site, side, eval, 0, 0, step, row, micro_step, 0})
-                        .first->second;
+  OneSided& entry =
+      worker->one_sided.try_emplace(key, OneSided{task.pair, site, side, eval, 0, 0, step, row, micro_step, 0})
+          .first->second;
   if (step < entry.first_step) entry.first_step = step, entry.first_row = row, entry.micro_step = micro_step;
   ++entry.records;
   return entry;
@@ -80,7 +82,8 @@ void scan_step(const Task& task, const StepPair& step, const StreamJoin& join, M
       },
       [&](uint32_t j) {
         const uint32_t site = join.site_of_b(b.site[j]);
-        if (step.complete) note_one_sided(worker, task, step.step, site, OneSided::only_b, b.flags[j], j, b.micro_step[j]);
+        if (step.complete)
+          note_one_sided(worker, task, step.step, site, OneSided::only_b, b.flags[j], j, b.micro_step[j]);
         mark(site, MapBuilder::kMissing);
       });
   if (rows != nullptr) map->add(step.step, worker->cells);
@@ -125,7 +128,8 @@ std::vector<OneSided> merge_one_sided(std::vector<Worker>* workers) {
 
 const StreamJoin& Joins::of(size_t pair) {
   Slot& slot = slots_[pair];
-  std::call_once(slot.once, [&] { slot.join = std::make_unique<StreamJoin>(*pairs_[pair].a, *pairs_[pair].b, level_); });
+  std::call_once(slot.once,
+                 [&] { slot.join = std::make_unique<StreamJoin>(*pairs_[pair].a, *pairs_[pair].b, level_); });
   return *slot.join;
 }
 

@@ -35,8 +35,8 @@ struct StepCounts {
   bool unread = false;           // a frame of it is damaged
 };
 
-// A site that only one run has, over a rank's steps that are whole in both; or that has another form in each, of the same
-// bytes (relabelled) or of a collective's message (regrouped).
+// A site that only one run has, over a rank's steps that are whole in both; or that has another form in each, of the
+// same bytes (relabelled) or of a collective's message (regrouped).
 struct OneSided {
   enum Side : uint8_t { only_a, only_b, relabelled, regrouped };
   size_t pair = 0;

@@ -22,8 +22,8 @@ bool is_source(const Site& site) {
 // The matched records of a step, and the questions that need all of them.
 class StepView {
  public:
-  StepView(const StreamJoin& join, const StepColumns& a, const StepColumns& b, bool complete, const RecordKeys& assembled,
-           MatchScratch* scratch)
+  StepView(const StreamJoin& join, const StepColumns& a, const StepColumns& b, bool complete,
+           const RecordKeys& assembled, MatchScratch* scratch)
       : join_(join), a_(a), b_(b), partner_(a.size(), kNoRow), same_(a.size(), Same::equal) {
     match_step(
         join, a, b, complete, scratch,
@@ -45,14 +45,17 @@ class StepView {
   const Site& site(uint32_t row) const { return join_.site(a_.site[row]); }
   bool matched(uint32_t row) const { return partner_[row] != kNoRow; }
   bool differs(uint32_t row) const { return is_difference(same_[row]); }
-  bool agrees(uint32_t row) const { return matched(row) && (same_[row] == Same::equal || same_[row] == Same::relabelled); }
+  bool agrees(uint32_t row) const {
+    return matched(row) && (same_[row] == Same::equal || same_[row] == Same::relabelled);
+  }
   bool regrouped(uint32_t row) const { return same_[row] == Same::regrouped; }
   bool training(uint32_t row) const { return (a_.flags[row] & kRecordEval) == 0; }
   int32_t micro_step(uint32_t row) const { return a_.micro_step[row]; }
 
   bool same_instance(uint32_t left, uint32_t right) const {
     return a_.micro_step[left] == a_.micro_step[right] && a_.call[left] == a_.call[right] &&
-           join_.op(a_.site[left]) == join_.op(a_.site[right]) && ((a_.flags[left] ^ a_.flags[right]) & kClassFlags) == 0;
+           join_.op(a_.site[left]) == join_.op(a_.site[right]) &&
+           ((a_.flags[left] ^ a_.flags[right]) & kClassFlags) == 0;
   }
   // Rows of the op instance of `row`, itself included.
   const std::vector<uint32_t>& instance(uint32_t row) {
@@ -110,14 +113,15 @@ class StepView {
   std::unordered_map<uint64_t, std::vector<uint32_t>> instances_;
 };
 
-// Equal sums of words, maxima and counts, but another digest. Not proof (+1 and -1 elsewhere looks the same), so it only
-// counts when what follows is equal. Sources and scalars are never taken for it.
+// Equal sums of words, maxima and counts, but another digest. Not proof (+1 and -1 elsewhere looks the same), so it
+// only counts when what follows is equal. Sources and scalars are never taken for it.
 bool looks_permuted(const StepView& view, uint32_t row) {
   const Difference d = view.difference(row);
   const Site& site = view.site(row);
-  return d.same == Same::value && site.kind == Kind::tensor && (site.role == Role::input || site.role == Role::output) &&
-         d.stats_a.word_sum == d.stats_b.word_sum && d.stats_a.nonfinite == d.stats_b.nonfinite &&
-         d.stats_a.absmax == d.stats_b.absmax && element_count(view.join().a().layouts()[d.layout_a]) > 1;
+  return d.same == Same::value && site.kind == Kind::tensor &&
+         (site.role == Role::input || site.role == Role::output) && d.stats_a.word_sum == d.stats_b.word_sum &&
+         d.stats_a.nonfinite == d.stats_b.nonfinite && d.stats_a.absmax == d.stats_b.absmax &&
+         element_count(view.join().a().layouts()[d.layout_a]) > 1;
 }
 
 // Does what follows the leading `count` differences, up to the next one, show that they made no difference?
@@ -138,13 +142,14 @@ bool absorbed(StepView* view, size_t count) {
   return false;
 }
 
-// An op's own inputs come before its outputs and hyperparameters before the update that reads them, whatever the order in
-// which the recorder was handed them.
+// An op's own inputs come before its outputs and hyperparameters before the update that reads them, whatever the order
+// in which the recorder was handed them.
 uint32_t causally_first(StepView* view, size_t begin) {
   const auto& differences = view->differences();
   const uint32_t row = differences[begin];
   const Site& site = view->site(row);
-  const bool updated = site.phase == Phase::optimizer && (site.role == Role::parameter || site.role == Role::optimizer_state);
+  const bool updated =
+      site.phase == Phase::optimizer && (site.role == Role::parameter || site.role == Role::optimizer_state);
   for (size_t i = begin + 1; i < differences.size(); ++i) {
     const uint32_t other = differences[i];
     const Site& candidate = view->site(other);
@@ -184,9 +189,9 @@ bool forward_agrees(const StepView& view, uint32_t row) {
   return any;
 }
 
-// Ops after `first` that are origins of their own beyond doubt. Doubt: anything inside the op, in its layer or around it
-// has differed before; a collective has brought differences in; the update has begun; the first difference is a source,
-// or an input that changed unobserved, and may reach this op unrecorded.
+// Ops after `first` that are origins of their own beyond doubt. Doubt: anything inside the op, in its layer or around
+// it has differed before; a collective has brought differences in; the update has begun; the first difference is a
+// source, or an input that changed unobserved, and may reach this op unrecorded.
 void collect_later(StepView* view, uint32_t first, RankStep* out) {
   const Site& origin = view->site(first);
   if (is_source(origin) || !is_op_output(origin) || origin.kind != Kind::tensor) return;

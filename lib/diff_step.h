@@ -1,4 +1,5 @@
-// What differs in one step of one rank, and what of it may be an origin as far as this rank alone can tell. Internal to diff.
+// What differs in one step of one rank, and what of it may be an origin as far as this rank alone can tell. Internal to
+// diff.
 #pragma once
 
 #include <optional>
@@ -47,7 +48,7 @@ struct CollectiveUse {
 struct RankStep {
   std::optional<Difference> first;       // earliest difference in training, in causal order; evaluation never counts
   std::optional<Difference> first_eval;
-  std::optional<Difference> permuted;    // skipped before `first`: same words in another order, and what follows is equal
+  std::optional<Difference> permuted;  // skipped before `first`: same words in another order, and what follows is equal
   std::vector<Difference> later;         // further ops whose recorded inputs all agree, where that is certain
   std::vector<Difference> sources;       // batches, generators, hyperparameters that differ besides `first`
   std::vector<CollectiveUse> collectives;

@@ -23,7 +23,8 @@ class PointingBudget {
   std::optional<Pointing> point_at(const StreamJoin& join, const Difference& difference, bool* skipped) {
     const Site& site = join.site(difference.site);
     const bool tensor = site.kind == Kind::tensor || site.kind == Kind::collective;
-    if (!tensor || difference.same != Same::value || !join.same_layout(difference.layout_a, difference.layout_b)) return {};
+    if (!tensor || difference.same != Same::value || !join.same_layout(difference.layout_a, difference.layout_b))
+      return {};
     const Layout& layout = join.a().layouts()[difference.layout_a];
     const uint64_t words = word_count(layout);
     *skipped = words > left_;
@@ -38,7 +39,8 @@ class PointingBudget {
 
 std::string reached_text(const Infection& infection) {
   return fmt::format("{} {} reached through {} at step {}, from {}", rank_list(infection.ranks),
-                     infection.ranks.size() == 1 ? "was" : "were", infection.via, infection.step, rank_list(infection.sources));
+                     infection.ranks.size() == 1 ? "was" : "were", infection.via, infection.step,
+                     rank_list(infection.sources));
 }
 
 std::vector<int> ranks_that_differ(const Findings& findings) {
@@ -81,31 +83,40 @@ std::vector<std::string> gaps_before(const Findings& findings, const Divergence&
 
 std::string reason_for(const CauseFacts& facts, const Verdict& verdict) {
   const std::string place = place_text(*verdict.first);
-  if (facts.structure_only) return fmt::format("the runs do not record the same: first at {}; every record that both have agrees", place);
-  const std::string later = verdict.propagated == 0 ? "" : fmt::format("; {} after it", verdict.propagated == 1
-                                                                          ? "one more record differs"
-                                                                          : fmt::format("{} more records differ", grouped(verdict.propagated)));
+  if (facts.structure_only)
+    return fmt::format("the runs do not record the same: first at {}; every record that both have agrees", place);
+  const std::string later =
+      verdict.propagated == 0
+          ? ""
+          : fmt::format("; {} after it", verdict.propagated == 1
+                                             ? "one more record differs"
+                                             : fmt::format("{} more records differ", grouped(verdict.propagated)));
   std::string how = "differs first";
   if (facts.collective_output && facts.collective_judged) how = "every member's input agrees and the output differs";
-  else if (facts.site.role == Role::input && !facts.layout_differs) how = "this input differs, though nothing recorded before it does";
-  else if (!facts.inputs_agree.empty() && facts.inputs_differ.empty() && facts.site.role != Role::input) how = "its inputs agree and it differs";
+  else if (facts.site.role == Role::input && !facts.layout_differs)
+    how = "this input differs, though nothing recorded before it does";
+  else if (!facts.inputs_agree.empty() && facts.inputs_differ.empty() && facts.site.role != Role::input)
+    how = "its inputs agree and it differs";
   return fmt::format("{}: {}{}", place, how, later);
 }
 
 void add_notes(const Findings& findings, Verdict* verdict) {
   for (const Infection& infection : findings.origins.infections) verdict->notes.push_back(reached_text(infection));
   if (!findings.origins.uncertain.empty()) {
-    verdict->notes.push_back(fmt::format("{} differ{} later; no collective is recorded there, so what reached {} is not known",
-                                         rank_list(findings.origins.uncertain), findings.origins.uncertain.size() == 1 ? "s" : "",
-                                         findings.origins.uncertain.size() == 1 ? "it" : "them"));
+    verdict->notes.push_back(
+        fmt::format("{} differ{} later; no collective is recorded there, so what reached {} is not known",
+                    rank_list(findings.origins.uncertain), findings.origins.uncertain.size() == 1 ? "s" : "",
+                    findings.origins.uncertain.size() == 1 ? "it" : "them"));
   }
 }
 
 void describe_skipped(const Findings& findings, const Origin& origin, Verdict* verdict) {
   if (!origin.skipped_permutation) return;
   const Site& site = findings.input.joins.of(origin.pair).site(origin.skipped_permutation->site);
-  verdict->notes.push_back(fmt::format("{} of rank {} holds the same words in another order (step {}), and what follows is equal: "
-                                       "a benign permutation", place_text(site), origin.ranks[0], origin.step));
+  verdict->notes.push_back(
+      fmt::format("{} of rank {} holds the same words in another order (step {}), and what follows is equal: "
+                  "a benign permutation",
+                  place_text(site), origin.ranks[0], origin.step));
 }
 
 // The first unmatched record as an origin of kind structure.
@@ -200,7 +211,8 @@ void write_divergence(const Findings& findings, Verdict* verdict) {
     (i == 0 ? verdict->first.emplace() : verdict->also_first.emplace_back()) = std::move(at);
   }
   if (list.size() > kMostAlsoFirst + 1) {
-    verdict->notes.push_back(fmt::format("{} more independent firsts are not listed", list.size() - kMostAlsoFirst - 1));
+    verdict->notes.push_back(
+        fmt::format("{} more independent firsts are not listed", list.size() - kMostAlsoFirst - 1));
   }
   const uint64_t differing = differing_records(findings);
   verdict->propagated = differing - std::min(differing, firsts);
@@ -208,8 +220,9 @@ void write_divergence(const Findings& findings, Verdict* verdict) {
 
   CauseFacts facts = gather_facts(findings.input, list[0], *verdict->first);
   for (size_t i = 1; i < list.size(); ++i) {
-    const bool same = list[i].step == list[0].step && findings.input.joins.of(list[i].pair).key(list[i].difference.site) ==
-                                                          findings.input.joins.of(list[0].pair).key(list[0].difference.site);
+    const bool same =
+        list[i].step == list[0].step && findings.input.joins.of(list[i].pair).key(list[i].difference.site) ==
+                                            findings.input.joins.of(list[0].pair).key(list[0].difference.site);
     if (same) facts.alike_ranks.insert(facts.alike_ranks.end(), list[i].ranks.begin(), list[i].ranks.end());
   }
   facts.structure = findings.structure.sentences;
@@ -228,12 +241,14 @@ void write_divergence(const Findings& findings, Verdict* verdict) {
   add_notes(findings, verdict);
 }
 
-std::string incomparable_reason(const std::vector<std::string>& blockers, uint64_t steps_compared, uint64_t records_compared) {
+std::string incomparable_reason(const std::vector<std::string>& blockers, uint64_t steps_compared,
+                                uint64_t records_compared) {
   std::string reason = blockers.empty() ? "nothing could be compared" : blockers[0];
   if (blockers.size() > 1) reason += "; " + blockers[1];
   if (blockers.size() > 2) reason += fmt::format("; and {} more, see the notes", blockers.size() - 2);
   if (records_compared == 0) return reason;
-  return reason + (steps_compared == 0 ? fmt::format("; the {} that could be compared are equal", counted(records_compared, "record"))
+  return reason + (steps_compared == 0
+                       ? fmt::format("; the {} that could be compared are equal", counted(records_compared, "record"))
                    : steps_compared == 1 ? std::string("; the one common step is equal")
                                          : fmt::format("; the {} common steps are equal", grouped(steps_compared)));
 }
@@ -243,7 +258,8 @@ std::vector<std::string> verify_runs(const Run& a, const Run& b, const DiffOptio
   const auto add = [&](const Run& run, char which) {
     for (const auto& stream : run.streams()) {
       const int rank = stream->header().rank;
-      const bool wanted = options.ranks.empty() || std::find(options.ranks.begin(), options.ranks.end(), rank) != options.ranks.end();
+      const bool wanted =
+          options.ranks.empty() || std::find(options.ranks.begin(), options.ranks.end(), rank) != options.ranks.end();
       if (wanted) streams.push_back({which, stream.get()});
     }
   };
@@ -253,7 +269,8 @@ std::vector<std::string> verify_runs(const Run& a, const Run& b, const DiffOptio
   std::vector<uint64_t> checked(streams.size(), 0);
   parallel_for(thread_count(options.threads), streams.size(), [&](size_t i, int) {
     const std::string found = streams[i].second->verify(&checked[i]);
-    if (!found.empty()) damage[i] = fmt::format("run {}, rank {}: {}", streams[i].first, streams[i].second->header().rank, found);
+    if (!found.empty())
+      damage[i] = fmt::format("run {}, rank {}: {}", streams[i].first, streams[i].second->header().rank, found);
   });
   for (const uint64_t count : checked) *frames += count;
   damage.erase(std::remove(damage.begin(), damage.end(), std::string()), damage.end());

@@ -22,9 +22,11 @@ Coverage coverage_of(const Findings& findings);
 // REQUIRES: something differs (origins, evaluation, permutation or structure).
 void write_divergence(const Findings& findings, Verdict* verdict);
 // One sentence from blockers (sentences), and how far the runs agree.
-std::string incomparable_reason(const std::vector<std::string>& blockers, uint64_t steps_compared, uint64_t records_compared);
+std::string incomparable_reason(const std::vector<std::string>& blockers, uint64_t steps_compared,
+                                uint64_t records_compared);
 
-// The checksums of every frame of these streams; returns sentences about damage. Adds to frames those that were checked.
+// The checksums of every frame of these streams; returns sentences about damage. Adds to frames those that were
+// checked.
 std::vector<std::string> verify_runs(const Run& a, const Run& b, const DiffOptions& options, uint64_t* frames);
 
 // Runs of other world sizes: only what can be put together from all ranks.

@@ -37,7 +37,8 @@ uint64_t whole_elements(const Layout& layout) {
   uint64_t count = 1;
   for (const int64_t extent : whole_shape(layout)) {
     if (extent <= 0) return 0;
-    if (count > UINT64_MAX / 16 / static_cast<uint64_t>(extent)) return UINT64_MAX / 16;  // absurd shape in a damaged file
+    if (count > UINT64_MAX / 16 / static_cast<uint64_t>(extent))
+      return UINT64_MAX / 16;  // absurd shape in a damaged file
     count *= static_cast<uint64_t>(extent);
   }
   return count;

@@ -67,17 +67,18 @@ std::string place_text(const Site& site) {
 std::string place_text(const Divergence& at) {
   std::string text = fmt::format("step {}, {}", at.step, at.rank < 0 ? "all ranks" : fmt::format("rank {}", at.rank));
   if (at.micro_step > 0) text += fmt::format(", micro-step {}", at.micro_step);
-  const std::string site =
-      place_text(at.phase ? name(*at.phase) : std::string_view(), at.layer, at.op, at.tensor.empty() ? at.kernel : at.tensor);
+  const std::string site = place_text(at.phase ? name(*at.phase) : std::string_view(), at.layer, at.op,
+                                      at.tensor.empty() ? at.kernel : at.tensor);
   return site.empty() ? text : text + ", " + site;
 }
 
 std::string headline(const Verdict& verdict) {
   switch (verdict.outcome) {
     case Outcome::identical:
-      return fmt::format("identical: {} in {} on {} agree (level {})", counted(verdict.coverage.records_compared, "record"),
-                         counted(verdict.coverage.steps_compared, "step"),
-                         counted(static_cast<uint64_t>(verdict.coverage.ranks_compared), "rank"), verdict.coverage.level);
+      return fmt::format(
+          "identical: {} in {} on {} agree (level {})", counted(verdict.coverage.records_compared, "record"),
+          counted(verdict.coverage.steps_compared, "step"),
+          counted(static_cast<uint64_t>(verdict.coverage.ranks_compared), "rank"), verdict.coverage.level);
     case Outcome::diverged:
       return "diverged at " + (verdict.first ? place_text(*verdict.first) : std::string("an unknown place"));
     case Outcome::incomparable: break;

@@ -10,7 +10,8 @@ using namespace forkpoint;
 namespace {
 
 bool holds(const std::vector<std::string>& texts, const std::string& part) {
-  return std::any_of(texts.begin(), texts.end(), [&](const std::string& text) { return text.find(part) != std::string::npos; });
+  return std::any_of(texts.begin(), texts.end(),
+                     [&](const std::string& text) { return text.find(part) != std::string::npos; });
 }
 
 CauseFacts facts_of(Phase phase, Role role, const std::string& layer, const std::string& tensor) {
@@ -40,7 +41,8 @@ CauseFacts op_facts() {
 TEST_CASE("an op whose inputs agree is nondeterministic, and what remains is said") {
   const Cause cause = decide_cause(op_facts());
   CHECK(cause.cls == "nondeterministic_op");
-  for (const char* cls : {"unordered_accumulation", "algorithm_choice", "precision_or_formula", "hardware_or_sporadic"}) {
+  for (const char* cls :
+       {"unordered_accumulation", "algorithm_choice", "precision_or_formula", "hardware_or_sporadic"}) {
     CHECK(holds(cause.class_candidates, cls));
   }
   CHECK(holds(cause.evidence, "this record agrees on ranks 0, 1, 3"));
@@ -139,7 +141,8 @@ TEST_CASE("a generator that was right at the load was changed after it") {
   CHECK(decide_cause(facts).cls == "rng_state");
 }
 
-TEST_CASE("replicas that drift apart in the update point to a missing synchronisation only where none was seen to work") {
+TEST_CASE(
+    "replicas that drift apart in the update point to a missing synchronisation only where none was seen to work") {
   CauseFacts facts = facts_of(Phase::optimizer, Role::parameter, "norm", "weight");
   facts.gradients_recorded = true;
   facts.everyone = true;

@@ -97,7 +97,8 @@ TEST_CASE("a missing rank is incomparable unless the others diverged") {
     const Verdict v = pair.diff();
     INFO(dump(v));
     CHECK(v.outcome == (diverges ? Outcome::diverged : Outcome::incomparable));
-    CHECK((v.reason.find("no hash stream of rank 3") != std::string::npos || holds(v.notes, "no hash stream of rank 3")));
+    CHECK(
+        (v.reason.find("no hash stream of rank 3") != std::string::npos || holds(v.notes, "no hash stream of rank 3")));
   }
   Pair neither({}, {});
   neither.a.leave_out(1);
@@ -260,7 +261,8 @@ TEST_CASE("a run of which only later steps were recorded is not taken for a resu
   CHECK(holds(v.cause.class_candidates, "state_restore"));  // it may have resumed after all
 }
 
-TEST_CASE("two runs of which only later steps were recorded are compared there, and steps between are said to be unseen") {
+TEST_CASE(
+    "two runs of which only later steps were recorded are compared there, and steps between are said to be unseen") {
   Pair equal(of_steps(6), of_steps(6));
   equal.a.keep_steps({4, 5});
   equal.b.keep_steps({4, 5});
@@ -275,6 +277,29 @@ TEST_CASE("two runs of which only later steps were recorded are compared there, 
   CHECK(first_of(v).step == 5);
   CHECK(v.cause.cls == "unknown");
   CHECK(holds(v.cause.evidence, "4 steps from step 1 on were not recorded before it"));
+
+  SmallTraining coarse = of_steps(6);
+  coarse.level = Level::step;
+  faulty.level = Level::step;
+  faulty.hook = fault({5, 1, Phase::forward, "blocks.1.fc", "output"});
+  Pair sparse(coarse, faulty);
+  CHECK(sparse.diff().cause.cls == "nondeterministic_op");
+  sparse.a.keep_steps({0, 5});
+  sparse.b.keep_steps({0, 5});
+  CHECK(sparse.diff().cause.cls == "unknown");
+}
+
+TEST_CASE("a load of which a part was not recorded does not make the runs identical") {
+  Pair pair(of_steps(6), of_steps(6, 3));
+  pair.b.drop(kPrologueStep, "weight.exp_avg");
+  const Verdict v = pair.diff();
+  INFO(dump(v));
+  CHECK(v.outcome == Outcome::incomparable);
+  CHECK(v.reason.find("run B recorded no load of 3 tensors of the other run's state on rank 0 (first: blocks.0.fc: "
+                      "weight.exp_avg)") != std::string::npos);
+  Pair other(of_steps(6), of_steps(6, 3));
+  other.a.drop(2, "weight.exp_avg");
+  CHECK(other.diff().outcome == Outcome::incomparable);
 }
 
 TEST_CASE("momentum that a resume lost is named at the load") {

@@ -60,7 +60,8 @@ TEST_CASE("a collective's output that differs on one rank only, and is not its i
   CHECK(is_at(first_of(v), 1, 2, Phase::collective, "blocks.1.fc", "weight.grad"));
   CHECK(v.cause.cls == "missing_sync");
   CHECK(holds(v.cause.class_candidates, "hardware_or_sporadic"));
-  const Verdict bit = diff_with({}, fault({1, 2, Phase::collective, "blocks.1.fc", "weight.grad", Content::bit_flipped}));
+  const Verdict bit =
+      diff_with({}, fault({1, 2, Phase::collective, "blocks.1.fc", "weight.grad", Content::bit_flipped}));
   CHECK(bit.cause.cls == "nondeterministic_op");
   CHECK(bit.cause.class_candidates.size() > 1);
 }
@@ -202,7 +203,9 @@ TEST_CASE("an op behind a collective that brought differences in is not a second
       RankBuilder& at = run->rank(rank);
       const bool guilty = other && rank == 0;
       at.step(0).forward("one").input("input", value(1)).output("output", guilty ? value(12) : value(2));
-      at.collective("all_gather", "", "tp", {0, 1}).input("x", guilty ? value(12) : value(2)).output("x", other ? value(13) : value(3));
+      at.collective("all_gather", "gather", "tp", {0, 1})
+          .input("x", guilty ? value(12) : value(2))
+          .output("x", other ? value(13) : value(3));
       at.forward("two").input("input", value(4)).output("output", other ? value(14) : value(5));
     }
   }
@@ -217,7 +220,11 @@ TEST_CASE("an input recorded after its op's output is still taken as the earlier
   RunBuilder a, b;
   for (RunBuilder* run : {&a, &b}) {
     const bool other = run == &b;
-    run->rank(0).step(0).forward("fc").output("output", other ? value(12) : value(2)).input("input", other ? value(11) : value(1));
+    run->rank(0)
+        .step(0)
+        .forward("fc")
+        .output("output", other ? value(12) : value(2))
+        .input("input", other ? value(11) : value(1));
   }
   const TemporaryFolder folder;
   const Verdict v = diff_folders(a.write(folder / "a"), b.write(folder / "b"));
@@ -259,7 +266,8 @@ TEST_CASE("at level step the first record that shows it is named, and a finer le
   CHECK(is_at(first_of(v), 1, 2, Phase::forward, "", "loss"));
   CHECK(holds(v.cause.evidence, "level layer would narrow it"));
   CHECK(v.cause.next.find("forkpoint record --level layer --steps 1:1") == 0);
-  const Verdict gradient = diff_with(base, fault({1, 2, Phase::backward, "blocks.1.fc", "weight.grad", Content::bit_flipped}));
+  const Verdict gradient =
+      diff_with(base, fault({1, 2, Phase::backward, "blocks.1.fc", "weight.grad", Content::bit_flipped}));
   CHECK(is_at(first_of(gradient), 1, 2, Phase::backward, "blocks.1.fc", "weight.grad"));
 }
 
@@ -297,7 +305,10 @@ TEST_CASE("a receive is not blamed when what was sent differed") {
     run->rank(0).step(0).forward("stage0").input("input", value(1)).output("output", other ? value(12) : value(2));
     run->rank(0).collective("send", "", "pp", {0, 1}).input("x", other ? value(12) : value(2));
     run->rank(1).step(0).collective("recv", "", "pp", {0, 1}).output("x", other ? value(12) : value(2));
-    run->rank(1).forward("stage1").input("input", other ? value(12) : value(2)).output("output", other ? value(13) : value(3));
+    run->rank(1)
+        .forward("stage1")
+        .input("input", other ? value(12) : value(2))
+        .output("output", other ? value(13) : value(3));
   }
   const TemporaryFolder folder;
   const Verdict v = diff_folders(a.write(folder / "a"), b.write(folder / "b"));
@@ -307,7 +318,8 @@ TEST_CASE("a receive is not blamed when what was sent differed") {
 }
 
 TEST_CASE("messages grouped in another way are structure, and the value difference behind them is the verdict") {
-  // A reduces 1,000 and 5,000 numbers in two calls, B all 6,000 in one. Two seeds for the sums: another order of adding.
+  // A reduces 1,000 and 5,000 numbers in two calls, B all 6,000 in one. Two seeds for the sums: another order of
+  // adding.
   RunBuilder a(3), b(3);
   for (RunBuilder* run : {&a, &b}) {
     for (int rank = 0; rank < 3; ++rank) {

@@ -12,7 +12,8 @@ TEST_CASE("equal runs are identical, record by record and by their trees") {
     INFO(dump(v));
     CHECK(v.outcome == Outcome::identical);
     CHECK(exit_code(v.outcome) == 0);
-    // 4 ranks x (6 loaded + 4 steps x (3 + 3 x (3 + 3 + 2 + 2) + 1)) records; the loss, the batch and the generator are the 3
+    // 4 ranks x (6 loaded + 4 steps x (3 + 3 x (3 + 3 + 2 + 2) + 1)) records; the loss, the batch and the generator are
+    // the 3
     CHECK(v.coverage.records_compared == 4 * (6 + 4 * (3 + 3 * 10 + 1)));
     CHECK(v.coverage.steps_compared == 4);
     CHECK(v.coverage.ranks_compared == 4);
@@ -82,7 +83,8 @@ TEST_CASE("a change that later steps do not show is found all the same") {
   GeneratorOptions clean;
   clean.ranks = 3, clean.steps = 5, clean.records_per_step = 100;
   GeneratorOptions changed = clean;
-  changed.fault = GeneratedFault{2, 2, find_generated(clean, Phase::forward, generated_layer_name(3), "output"), false, true};
+  changed.fault =
+      GeneratedFault{2, 2, find_generated(clean, Phase::forward, generated_layer_name(3), "output"), false, true};
   const TemporaryFolder folder;
   generate_run(folder / "a", clean);
   generate_run(folder / "b", changed);
@@ -100,7 +102,8 @@ TEST_CASE("an input that changed between its last record and its use is named as
   INFO(dump(v));
   CHECK(is_at(first_of(v), 2, 1, Phase::forward, "blocks.1.fc", "weight"));
   CHECK(v.cause.cls == "unknown");
-  CHECK(v.cause.class_candidates == std::vector<std::string>{"overwritten_input", "stream_race", "hardware_or_sporadic"});
+  CHECK(v.cause.class_candidates ==
+        std::vector<std::string>{"overwritten_input", "stream_race", "hardware_or_sporadic"});
   CHECK(holds(v.cause.evidence, "step 1, optimizer, blocks.1.fc: weight"));
 }
 
@@ -117,6 +120,44 @@ TEST_CASE("an input that still holds the step before is a stale read") {
   CHECK(is_at(first_of(v), 2, 1, Phase::forward, "blocks.1.fc", "weight"));
   CHECK(v.cause.cls == "stream_race");
   CHECK(holds(v.cause.evidence, "the step before"));
+}
+
+TEST_CASE("a constant that one run has changed is not called a stale read of the other") {
+  for (const bool swap : {false, true}) {
+    RunBuilder a, b;
+    for (RunBuilder* run : {&a, &b}) {
+      for (int64_t step = 0; step < 4; ++step) {
+        const bool changed = step == 2 && (run == &a) == swap;
+        run->rank(0)
+            .step(step)
+            .forward("frozen")
+            .input("weight", changed ? value(9) : value(1))
+            .output("output", value(2));
+      }
+    }
+    const TemporaryFolder folder;
+    const Verdict v = diff_folders(a.write(folder / "a"), b.write(folder / "b"));
+    INFO(dump(v));
+    CHECK(is_at(first_of(v), 2, 0, Phase::forward, "frozen", "weight"));
+    CHECK(v.cause.cls == "unknown");
+    CHECK_FALSE(holds(v.cause.evidence, "moved on"));
+  }
+}
+
+TEST_CASE("an output that repeats the step before is told, already at the second step") {
+  RunBuilder a, b;
+  for (RunBuilder* run : {&a, &b}) {
+    for (uint64_t step = 0; step < 4; ++step) {
+      run->rank(0).step(static_cast<int64_t>(step)).forward("drop").input("input", value(1));
+      run->rank(0).output("output", run == &b ? value(10) : value(10 + step));  // a mask that was captured
+    }
+  }
+  const TemporaryFolder folder;
+  const Verdict v = diff_folders(a.write(folder / "a"), b.write(folder / "b"));
+  INFO(dump(v));
+  CHECK(is_at(first_of(v), 1, 0, Phase::forward, "drop", "output"));
+  CHECK(v.cause.class_candidates.at(0) == "rng_state");
+  CHECK(holds(v.cause.evidence, "run B's value repeats that of the step before"));
 }
 
 TEST_CASE("a NaN is named where it was born") {
@@ -170,7 +211,9 @@ TEST_CASE("another shape alone is a divergence of structure, with both forms") {
   CHECK(first_of(v).before == "f32[4, 8]");
   CHECK(first_of(v).after == "f32[8, 4]");
   CHECK(v.cause.cls == "structure");
-  CHECK(holds(v.notes, "view: output holds the same bytes as f32[4, 8] in run A and f32[8, 4] in run B (1 record, from step 0)"));
+  CHECK(
+      holds(v.notes,
+            "view: output holds the same bytes as f32[4, 8] in run A and f32[8, 4] in run B (1 record, from step 0)"));
 }
 
 TEST_CASE("zeros of another length are not equal, though their digests are") {
@@ -238,7 +281,9 @@ TEST_CASE("a benign permutation is passed over and the value difference behind i
     RankBuilder& rank = run->rank(0);
     rank.step(0).forward("moe").input("input", value(1));
     rank.forward("moe.permute").input("input", value(1)).output("output", other ? permuted(2) : value(2));
-    rank.forward("moe.expert").input("input", other ? permuted(2) : value(2)).output("output", other ? permuted(3) : value(3));
+    rank.forward("moe.expert")
+        .input("input", other ? permuted(2) : value(2))
+        .output("output", other ? permuted(3) : value(3));
     rank.forward("moe.unpermute").input("input", other ? permuted(3) : value(3)).output("output", value(4));
     rank.forward("moe").output("output", value(4));
     rank.forward("head").input("input", value(4)).output("output", other ? value(6) : value(5));
@@ -256,7 +301,9 @@ TEST_CASE("a permutation whose effect goes on is the first divergence") {
     const bool other = run == &b;
     RankBuilder& rank = run->rank(0);
     rank.step(0).forward("moe.permute").input("input", value(1)).output("output", other ? permuted(2) : value(2));
-    rank.forward("moe.combine").input("input", other ? permuted(2) : value(2)).output("output", other ? value(4) : value(3));
+    rank.forward("moe.combine")
+        .input("input", other ? permuted(2) : value(2))
+        .output("output", other ? value(4) : value(3));
   }
   const TemporaryFolder folder;
   const Verdict v = diff_folders(a.write(folder / "a"), b.write(folder / "b"));
@@ -326,6 +373,21 @@ TEST_CASE("a run that evaluates more often is the same training") {
   CHECK(v.outcome == Outcome::identical);
 }
 
+TEST_CASE("evaluations of other numbers are told, and are no other training") {
+  RunBuilder a, b;
+  for (RunBuilder* run : {&a, &b}) {
+    RankBuilder& rank = run->rank(0);
+    rank.step(0).forward("fc").output("output", value(1)).flags(kRecordEval).output("output", value(8));
+    if (run == &b) rank.output("output", value(9));
+    rank.flags(0);
+  }
+  const TemporaryFolder folder;
+  const Verdict v = diff_folders(a.write(folder / "a"), b.write(folder / "b"));
+  INFO(dump(v));
+  CHECK(v.outcome == Outcome::identical);
+  CHECK(holds(v.notes, "the runs do not evaluate alike"));
+}
+
 TEST_CASE("a recomputation is compared with the other run's recomputation, also when one run has more of them") {
   RunBuilder a, b;
   for (RunBuilder* run : {&a, &b}) {
@@ -367,7 +429,8 @@ TEST_CASE("micro-steps are told apart") {
   SmallTraining base;
   base.micro_steps = 3;
   const Verdict v = diff_with(base, [](const Moment& at, Content* content) {
-    if (at.step == 1 && at.rank == 0 && at.micro == 2 && at.phase == Phase::forward && at.tensor == "output" && at.layer == "blocks.0.fc") {
+    if (at.step == 1 && at.rank == 0 && at.micro == 2 && at.phase == Phase::forward && at.tensor == "output" &&
+        at.layer == "blocks.0.fc") {
       content->form = Content::bit_flipped;
     }
   });
@@ -380,7 +443,8 @@ TEST_CASE("micro-steps are told apart") {
 TEST_CASE("the map shows the fork, what follows and what is equal") {
   DiffOptions options;
   options.want_map = true;
-  const Verdict v = diff_with({}, fault({2, 1, Phase::forward, "blocks.1.fc", "output", Content::bit_flipped}), options);
+  const Verdict v =
+      diff_with({}, fault({2, 1, Phase::forward, "blocks.1.fc", "output", Content::bit_flipped}), options);
   REQUIRE(v.map_steps == std::vector<int64_t>{kPrologueStep, 0, 1, 2, 3});
   const auto cell = [&](const std::string& phase, const std::string& layer, size_t column) {
     for (const auto& row : v.map) {

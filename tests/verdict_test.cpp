@@ -28,7 +28,8 @@ TEST_CASE("the headline of a divergence names step, rank, phase, layer and tenso
 TEST_CASE("the headlines of the other outcomes") {
   Verdict verdict;
   verdict.outcome = Outcome::identical;
-  verdict.coverage.records_compared = 12'800'000, verdict.coverage.steps_compared = 100, verdict.coverage.ranks_compared = 64;
+  verdict.coverage.records_compared = 12'800'000, verdict.coverage.steps_compared = 100,
+  verdict.coverage.ranks_compared = 64;
   verdict.coverage.level = "layer";
   CHECK(headline(verdict) == "identical: 12,800,000 records in 100 steps on 64 ranks agree (level layer)");
   verdict.coverage.records_compared = verdict.coverage.steps_compared = 1, verdict.coverage.ranks_compared = 1;
@@ -46,8 +47,8 @@ TEST_CASE("the JSON form has every field, and null where one does not apply") {
   verdict.outcome = Outcome::identical;
   verdict.cause.cls.clear();
   const auto identical = to_json(verdict);
-  for (const char* field : {"verdict", "reason", "first", "also_first", "ranks_diverged", "cause", "propagated", "gaps", "coverage",
-                            "records_compared"}) {
+  for (const char* field : {"verdict", "reason", "first", "also_first", "ranks_diverged", "cause", "propagated", "gaps",
+                            "coverage", "records_compared"}) {
     CHECK(identical.contains(field));
   }
   CHECK(identical["verdict"] == "identical");
@@ -65,7 +66,8 @@ TEST_CASE("the JSON form has every field, and null where one does not apply") {
   verdict.cause = {"hyperparameter", {"hyperparameter"}, {"0.1 vs 0.2"}, "forkpoint show b"};
   const auto json = to_json(verdict);
   const auto& first = json["first"];
-  for (const char* field : {"step", "micro_step", "rank", "phase", "layer", "op", "tensor", "kind", "kernel"}) CHECK(first.contains(field));
+  for (const char* field : {"step", "micro_step", "rank", "phase", "layer", "op", "tensor", "kind", "kernel"})
+    CHECK(first.contains(field));
   CHECK(first["step"] == 7);
   CHECK(first["rank"].is_null());
   CHECK(first["layer"].is_null());
@@ -89,7 +91,9 @@ TEST_CASE("pointing gives word, index, change and bit") {
   CHECK(pointing->elements == 1);
   const std::string text = to_sentence(*pointing, before.layout);
   CHECK(text.find("word 17, element [2, 3]") != std::string::npos);
-  CHECK(text.find("one word, consistent with a flipped bit (bit 20 of the element; a change of 2^20 ulp looks the same)") != std::string::npos);
+  CHECK(text.find(
+            "one word, consistent with a flipped bit (bit 20 of the element; a change of 2^20 ulp looks the same)") !=
+        std::string::npos);
 }
 
 TEST_CASE("elements that share a word are said to") {
@@ -118,7 +122,8 @@ TEST_CASE("two changed words are not one") {
 
 TEST_CASE("a change that is no power of two is not called a flipped bit") {
   Value after = value(1);
-  after.digest = after.digest + (flipped(1, 3, 4).digest - value(1).digest) + (flipped(1, 3, 6).digest - value(1).digest);
+  after.digest =
+      after.digest + (flipped(1, 3, 4).digest - value(1).digest) + (flipped(1, 3, 6).digest - value(1).digest);
   const auto pointing = point(value(1).digest, after.digest, after.layout);
   REQUIRE(pointing.has_value());
   if (std::abs(pointing->delta) != 64 - 16) CHECK(std::abs(pointing->delta) == 64 + 16);

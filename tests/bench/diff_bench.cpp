@@ -1,5 +1,5 @@
-// How long diff takes: two runs of 64 ranks x 100 steps x 2,000 records, equal and with a divergence in the middle; a full
-// scan; the peak of memory. Prints `bench NAME VALUE GOAL ok|miss`. Needs about 1.3 GB of temporary space.
+// How long diff takes: two runs of 64 ranks x 100 steps x 2,000 records, equal and with a divergence in the middle; a
+// full scan; the peak of memory. Prints `bench NAME VALUE GOAL ok|miss`. Needs about 1.3 GB of temporary space.
 #include <fmt/format.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -80,7 +80,8 @@ int main() {
   generate_run(folder / "a", options);
   generate_run(folder / "b", options);
   GeneratorOptions changed = options;
-  changed.fault = GeneratedFault{50, 17, find_generated(options, Phase::backward, generated_layer_name(90), "weight.grad"), true, true};
+  changed.fault = GeneratedFault{
+      50, 17, find_generated(options, Phase::backward, generated_layer_name(90), "weight.grad"), true, true};
   generate_run(folder / "c", changed);
 
   DiffOptions on_two;
@@ -95,7 +96,8 @@ int main() {
   report("diff_middle_seconds", middle.seconds, 2.0, false);
   report("diff_peak_mb", std::max({equal.peak_mb, middle.peak_mb, scan.peak_mb}), 500, false);
   report("diff_full_scan_mrecords_per_second_core", static_cast<double>(scan.records) / scan.seconds / 1e6, 10, true);
-  const bool right = equal.outcome == static_cast<int>(Outcome::identical) && middle.outcome == static_cast<int>(Outcome::diverged) &&
+  const bool right = equal.outcome == static_cast<int>(Outcome::identical) &&
+                     middle.outcome == static_cast<int>(Outcome::diverged) &&
                      scan.outcome == static_cast<int>(Outcome::identical);
   if (!right) fmt::print(stderr, "diff_bench: a verdict is wrong\n");
   return right ? 0 : 1;

@@ -297,7 +297,7 @@ int devices() {
       Form form;
       form.shape = {10'000};
       const std::string name = (used ? "device" : "default stream of device") + std::to_string(device);
-      const forkpoint_tensor_desc on_device = describe(form, name, memory, FORKPOINT_CUDA, used);
+      const forkpoint_tensor_desc on_device = describe(form, name.c_str(), memory, FORKPOINT_CUDA, used);
       forkpoint_tensor(&on_device);
       const std::string host_name = name + ".host";
       const forkpoint_tensor_desc on_host = describe(form, host_name.c_str(), bytes.data(), FORKPOINT_HOST, nullptr);

@@ -60,7 +60,8 @@ Value shard(uint64_t seed, const std::vector<int64_t>& global_shape, const std::
   for (size_t d = shape.size() - 1; d-- > 0;) strides[d] = strides[d + 1] * global_shape[d + 1];
   int64_t first = 0;
   for (size_t d = 0; d < shape.size(); ++d) first += offset[d] * strides[d];
-  const DigestResult result = digest_view(data.data() + first * 4, shard_view(DType::f32, shape, strides, global_shape, offset));
+  const DigestResult result =
+      digest_view(data.data() + first * 4, shard_view(DType::f32, shape, strides, global_shape, offset));
   return {{DType::f32, shape, {}, global_shape, offset}, result.digest, result.stats};
 }
 
@@ -87,7 +88,8 @@ RankBuilder& RankBuilder::collective(const std::string& op, const std::string& l
   at(Phase::collective, layer, op);
   kind_ = Kind::collective, communicator_ = communicator;
   const Communicator entry{communicator, members};
-  if (std::find(communicators_.begin(), communicators_.end(), entry) == communicators_.end()) communicators_.push_back(entry);
+  if (std::find(communicators_.begin(), communicators_.end(), entry) == communicators_.end())
+    communicators_.push_back(entry);
   return *this;
 }
 
@@ -97,9 +99,11 @@ RankBuilder& RankBuilder::flags(uint8_t flags) {
 }
 
 RankBuilder& RankBuilder::add(Role role, const std::string& tensor, const Value& value) {
-  Row row{steps_.empty() ? 0 : steps_.back(), {phase_, kind_, role, layer_, op_, tensor, communicator_}, value.layout, {}};
+  Row row{
+      steps_.empty() ? 0 : steps_.back(), {phase_, kind_, role, layer_, op_, tensor, communicator_}, value.layout, {}};
   if (steps_.empty()) steps_.push_back(0);
-  row.record.micro_step = micro_, row.record.digest = value.digest, row.record.stats = value.stats, row.record.flags = flags_;
+  row.record.micro_step = micro_, row.record.digest = value.digest, row.record.stats = value.stats,
+  row.record.flags = flags_;
   rows_.push_back(row);
   return *this;
 }
@@ -187,6 +191,14 @@ RunBuilder& RunBuilder::keep_steps(const std::vector<int64_t>& steps) {
   for (RankBuilder& rank : ranks_) {
     std::erase_if(rank.rows_, [&](const RankBuilder::Row& row) { return dropped(row.step); });
     std::erase_if(rank.steps_, dropped);
+  }
+  return *this;
+}
+
+RunBuilder& RunBuilder::drop(int64_t step, const std::string& tensor) {
+  for (RankBuilder& rank : ranks_) {
+    std::erase_if(rank.rows_,
+                  [&](const RankBuilder::Row& row) { return row.step == step && row.site.tensor == tensor; });
   }
   return *this;
 }

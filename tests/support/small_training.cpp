@@ -48,8 +48,8 @@ class Trainer {
  private:
   size_t at(int rank, int layer) const { return static_cast<size_t>(rank * o_.layers + layer); }
 
-  Content see(int rank, int64_t step, int micro, Phase phase, const std::string& layer, Role role, const std::string& tensor,
-              Content content, const Content* own_input = nullptr) {
+  Content see(int rank, int64_t step, int micro, Phase phase, const std::string& layer, Role role,
+              const std::string& tensor, Content content, const Content* own_input = nullptr) {
     const Hook& hook = recording_ ? o_.hook : o_.past;
     if (hook) hook({rank, step, micro, phase, layer, tensor, role, own_input}, &content);
     if (!recording_) return content;
@@ -76,7 +76,8 @@ class Trainer {
       for (int layer = 0; layer < o_.layers; ++layer) {
         Content &weight = weights_[at(rank, layer)], &momentum = momenta_[at(rank, layer)];
         weight = see(rank, kPrologueStep, 0, Phase::load, layer_name(layer), Role::parameter, "weight", weight);
-        momentum = see(rank, kPrologueStep, 0, Phase::load, layer_name(layer), Role::optimizer_state, "weight.exp_avg", momentum);
+        momentum = see(rank, kPrologueStep, 0, Phase::load, layer_name(layer), Role::optimizer_state, "weight.exp_avg",
+                       momentum);
       }
     }
   }
@@ -84,7 +85,8 @@ class Trainer {
   void train_step(int64_t step) {
     std::vector<Content> gradients(weights_.size());
     for (int rank = 0; rank < o_.ranks; ++rank) {
-      const Content seed = see(rank, step, 0, Phase::state, "", Role::rng, "dropout.rng", from({}, static_cast<uint64_t>(5000 + step * 64 + rank)));
+      const Content seed = see(rank, step, 0, Phase::state, "", Role::rng, "dropout.rng",
+                               from({}, static_cast<uint64_t>(5000 + step * 64 + rank)));
       for (int micro = 0; micro < o_.micro_steps; ++micro) pass(rank, step, micro, seed, &gradients);
     }
     for (int layer = o_.layers; layer-- > 0;) reduce(step, layer, &gradients);
@@ -112,7 +114,8 @@ class Trainer {
       Content& sum = (*gradients)[at(rank, layer)];
       gradient = see(rank, step, micro, Phase::backward, name, Role::input, "grad_output", gradient);
       const Content own = from({gradient, input, sum}, 5);
-      gradient = see(rank, step, micro, Phase::backward, name, Role::output, "grad_input", from({gradient, weights_[at(rank, layer)]}, 6));
+      gradient = see(rank, step, micro, Phase::backward, name, Role::output, "grad_input",
+                     from({gradient, weights_[at(rank, layer)]}, 6));
       sum = see(rank, step, micro, Phase::backward, name, Role::gradient, "weight.grad", own);
     }
   }
@@ -136,8 +139,10 @@ class Trainer {
     for (int layer = 0; layer < o_.layers; ++layer) {
       Content &weight = weights_[at(rank, layer)], &momentum = momenta_[at(rank, layer)];
       momentum = from({momentum, gradients[at(rank, layer)]}, 8);
-      weight = see(rank, step, 0, Phase::optimizer, layer_name(layer), Role::parameter, "weight", from({weight, momentum, rate}, 9));
-      momentum = see(rank, step, 0, Phase::optimizer, layer_name(layer), Role::optimizer_state, "weight.exp_avg", momentum);
+      weight = see(rank, step, 0, Phase::optimizer, layer_name(layer), Role::parameter, "weight",
+                   from({weight, momentum, rate}, 9));
+      momentum =
+          see(rank, step, 0, Phase::optimizer, layer_name(layer), Role::optimizer_state, "weight.exp_avg", momentum);
     }
   }
 
@@ -166,7 +171,8 @@ Hook fault(const Fault& fault) {
 
 Hook keep_own_gradient(int64_t step, int rank, const std::string& layer) {
   return [=](const Moment& moment, Content* content) {
-    if (moment.own_input && moment.step == step && moment.rank == rank && moment.layer == layer) *content = *moment.own_input;
+    if (moment.own_input && moment.step == step && moment.rank == rank && moment.layer == layer)
+      *content = *moment.own_input;
   };
 }
 

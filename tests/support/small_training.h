@@ -1,9 +1,9 @@
-// A data-parallel training in miniature whose values follow from each other, so that a planted fault spreads as it would:
-// through layers, collectives and updates. Every value is a hash of what it is computed from.
+// A data-parallel training in miniature whose values follow from each other, so that a planted fault spreads as it
+// would: through layers, collectives and updates. Every value is a hash of what it is computed from.
 //
-// A rank's step, in order: generator state; batch tokens; per layer forward: input, weight, output; loss; per layer (last
-// first) backward: grad_output, grad_input, weight.grad; per layer all_reduce of weight.grad; lr; per layer optimizer:
-// weight, weight.exp_avg. Before the first step: weight and weight.exp_avg of every layer.
+// A rank's step, in order: generator state; batch tokens; per layer forward: input, weight, output; loss; per layer
+// (last first) backward: grad_output, grad_input, weight.grad; per layer all_reduce of weight.grad; lr; per layer
+// optimizer: weight, weight.exp_avg. Before the first step: weight and weight.exp_avg of every layer.
 #pragma once
 
 #include <functional>

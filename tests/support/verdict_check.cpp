@@ -42,7 +42,8 @@ const Divergence& first_of(const Verdict& verdict) {
   return verdict.first ? *verdict.first : kNowhere;
 }
 
-bool is_at(const Divergence& at, int64_t step, int rank, Phase phase, const std::string& layer, const std::string& tensor) {
+bool is_at(const Divergence& at, int64_t step, int rank, Phase phase, const std::string& layer,
+           const std::string& tensor) {
   return at.step == step && at.rank == rank && at.phase == phase && at.layer == layer && at.tensor == tensor;
 }
 

@@ -27,6 +27,7 @@ bool holds(const std::vector<std::string>& texts, const std::string& part);
 std::string dump(const Verdict& verdict);
 // The first divergence, or one that is nowhere.
 const Divergence& first_of(const Verdict& verdict);
-bool is_at(const Divergence& at, int64_t step, int rank, Phase phase, const std::string& layer, const std::string& tensor);
+bool is_at(const Divergence& at, int64_t step, int rank, Phase phase, const std::string& layer,
+           const std::string& tensor);
 
 }  // namespace forkpoint
