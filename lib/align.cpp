@@ -66,12 +66,17 @@ void align_ranks(const Run& a, const Run& b, const DiffOptions& options, Alignme
                                         rank_list(missing) + (missing.size() == 1 ? " is" : " are"), a.world_size()));
   }
   for (const int rank : options.ranks) {
-    if (rank < 0 || rank >= std::max(a.world_size(), b.world_size())) {
+    const bool in_a = a.stream_of(rank) != nullptr, in_b = b.stream_of(rank) != nullptr;
+    const bool is_rank = rank >= 0 && rank < std::max(a.world_size(), b.world_size());
+    if (is_rank && !in_a && !in_b && std::find(missing.begin(), missing.end(), rank) == missing.end()) {
+      out->blockers.push_back(fmt::format("rank {} was asked for, but neither run has recorded it", rank));
+    }
+    if (!is_rank) {
       out->blockers.push_back(fmt::format("rank {} was asked for, but the runs have ranks 0-{}", rank,
                                           std::max(a.world_size(), b.world_size()) - 1));
     }
   }
-  if (!options.ranks.empty() && static_cast<int>(out->ranks.size()) < a.world_size()) {
+  if (!out->other_world && static_cast<int>(out->ranks.size()) < a.world_size()) {
     out->limits.push_back(fmt::format("only {} of {} were compared", rank_list(out->ranks_a), a.world_size()));
   }
 }
@@ -159,7 +164,10 @@ void collect_coverage_limits(const Run& a, const Run& b, Alignment* out) {
   collect(a, 1);
   collect(b, 2);
   for (const auto& [text, in] : seen) {
-    out->limits.push_back(in == 3 ? text : fmt::format("{} (declared in run {} only)", text, in == 1 ? 'A' : 'B'));
+    const std::string one_sided = fmt::format("{} (declared in run {} only)", text, in == 1 ? 'A' : 'B');
+    out->limits.push_back(in == 3 ? text : one_sided);
+    // What one run has not seen, the other has: nothing says that it is equal.
+    if (in != 3) out->blockers.push_back("not seen: " + one_sided);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <cctype>
 
 #include "lib/diff_collective.h"
+#include "lib/diff_step.h"
 #include "lib/verdict_text.h"
 
 namespace forkpoint {
@@ -97,8 +98,10 @@ void decide_scalar(const CauseFacts& facts, Cause* cause) {
   } else if (facts.loaded == Loaded::maybe) {
     decide(cause, facts.start_unseen ? "unknown" : "hyperparameter", {"hyperparameter", "state_restore"});
     cause->evidence.push_back("a run begins behind step 0: whether it loaded a checkpoint is not known");
-  } else {
+  } else if (is_hyperparameter(facts.site)) {
     decide(cause, "hyperparameter");
+  } else {  // a name that says nothing (or is masked): set from outside, or computed?
+    decide(cause, "unknown", {"hyperparameter", "nondeterministic_op", "precision_or_formula"});
   }
 }
 

@@ -122,13 +122,8 @@ StreamJoin::StreamJoin(const HashStreamReader& a, const HashStreamReader& b, Lev
     }
   }
 
-  std::unordered_map<uint64_t, uint32_t> layouts;
-  const auto layouts_a = a.layout_keys(), layouts_b = b.layout_keys();
-  for (uint32_t i = 0; i < layouts_a.size(); ++i) layouts.emplace(layouts_a[i], i);
-  for (const uint64_t key : layouts_b) {
-    const auto found = layouts.find(key);
-    layout_of_b_.push_back(found == layouts.end() ? kNoRow : found->second);
-  }
+  layout_keys_a_ = a.layout_keys();
+  layout_keys_b_ = b.layout_keys();
 
   for (uint32_t joint = 0; joint < keys_.size(); ++joint) {
     ops_.push_back(op_key(site(joint)));

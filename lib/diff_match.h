@@ -25,7 +25,8 @@ class StreamJoin {
   const Site& site(uint32_t joint) const;
   const Digest& key(uint32_t joint) const { return keys_[joint]; }
   uint64_t op(uint32_t joint) const { return ops_[joint]; }       // op_key
-  bool same_layout(uint32_t layout_a, uint32_t layout_b) const { return layout_of_b_[layout_b] == layout_a; }
+  // By key, not by id: layouts that differ only in their strides have an id each.
+  bool same_layout(uint32_t layout_a, uint32_t layout_b) const { return layout_keys_a_[layout_a] == layout_keys_b_[layout_b]; }
   // False for records finer than the level at which the runs are compared.
   bool wanted(uint32_t joint) const { return wanted_[joint] != 0; }
   bool all_wanted() const { return all_wanted_; }
@@ -33,7 +34,8 @@ class StreamJoin {
  private:
   const HashStreamReader& a_;
   const HashStreamReader& b_;
-  std::vector<uint32_t> site_of_b_, layout_of_b_, only_b_;
+  std::vector<uint32_t> site_of_b_, only_b_;
+  std::span<const uint64_t> layout_keys_a_, layout_keys_b_;
   std::vector<Digest> keys_;
   std::vector<uint64_t> ops_;
   std::vector<uint8_t> wanted_;

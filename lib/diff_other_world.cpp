@@ -14,8 +14,10 @@
 namespace forkpoint {
 namespace {
 
-// Step numbers (A's) that are whole on every rank of a run, with their index in each stream.
-std::map<int64_t, std::vector<size_t>> whole_steps(const Run& run, int64_t offset, const DiffOptions& options) {
+// Step numbers (A's) that are whole on every rank of a run, with their index in each stream. Those that are not go to
+// `left_out`: what is not looked at must not look equal, also where both runs lack it.
+std::map<int64_t, std::vector<size_t>> whole_steps(const Run& run, int64_t offset, const DiffOptions& options,
+                                                   std::set<int64_t>* left_out) {
   std::map<int64_t, std::vector<size_t>> steps;
   std::set<int64_t> broken;
   for (size_t r = 0; r < run.streams().size(); ++r) {
@@ -38,7 +40,9 @@ std::map<int64_t, std::vector<size_t>> whole_steps(const Run& run, int64_t offse
     }
   }
   for (auto at = steps.begin(); at != steps.end();) {
-    at = broken.count(at->first) != 0 || at->second.size() != run.streams().size() ? steps.erase(at) : std::next(at);
+    const bool whole = broken.count(at->first) == 0 && at->second.size() == run.streams().size();
+    if (!whole) left_out->insert(at->first);
+    at = whole ? std::next(at) : steps.erase(at);
   }
   return steps;
 }
@@ -222,7 +226,8 @@ void conclude(const Run& a, const Run& b, const DiffOptions& options, const Tota
 }  // namespace
 
 Verdict diff_other_world(const Run& a, const Run& b, const Alignment& alignment, const DiffOptions& options) {
-  const auto steps_a = whole_steps(a, 0, options), steps_b = whole_steps(b, alignment.offset_b, options);
+  std::set<int64_t> left_out;
+  const auto steps_a = whole_steps(a, 0, options, &left_out), steps_b = whole_steps(b, alignment.offset_b, options, &left_out);
   std::vector<int64_t> common;
   bool alike = true;
   for (const auto& [step, indices] : steps_a) {
@@ -249,6 +254,12 @@ Verdict diff_other_world(const Run& a, const Run& b, const Alignment& alignment,
   verdict.coverage.ranks_compared = std::max(a.world_size(), b.world_size());
   std::vector<std::string> blockers = alignment.blockers;
   if (!alike) blockers.push_back("the runs do not have the same whole steps");
+  if (!left_out.empty()) {
+    const int64_t step = *left_out.begin();
+    blockers.push_back(fmt::format("{} not compared, first {}: cut, there twice, or missing on a rank",
+                                   counted(left_out.size(), "step") + (left_out.size() == 1 ? " was" : " were"),
+                                   step == kPrologueStep ? "what came before the first step" : fmt::format("step {}", step)));
+  }
   if (!options.ranks.empty()) {
     blockers.push_back("--ranks does not apply to runs of different world sizes: all ranks were compared");
   }

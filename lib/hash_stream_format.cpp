@@ -40,6 +40,7 @@ void encode_numbers(const std::vector<int64_t>& numbers, ByteWriter* out) {
 }
 
 void decode_numbers(size_t count, ByteReader* in, std::vector<int64_t>* numbers) {
+  if (!in->ok()) return;
   numbers->resize(count);
   for (int64_t& number : *numbers) number = in->signed_number();
 }
@@ -94,6 +95,7 @@ void decode_one(ByteReader* in, Layout* layout) {
   layout->dtype = checked_enum<DType>(in, kDTypeCount);
   const uint8_t flags = in->u8();
   const size_t dims = in->count();
+  if (dims > kMaxDims) return in->fail();
   decode_numbers(dims, in, &layout->shape);
   decode_numbers((flags & kHasStrides) ? dims : 0, in, &layout->strides);
   decode_numbers((flags & kIsShard) ? dims : 0, in, &layout->global_shape);

@@ -52,9 +52,12 @@ void read_header(const InputFile& file, StreamContents* contents) {
   }
 }
 
+// More names than this are never skipped: a sparse file can claim any size.
+constexpr uint64_t kMostSkippedIds = 1u << 20;
+
 // Whether items that begin with id `first` may follow `size` known ones. More ids than bytes cannot have been lost.
 bool may_follow(uint32_t first, size_t size, bool may_skip, uint64_t stream_bytes) {
-  return first == size || (may_skip && first > size && first - size <= stream_bytes);
+  return first == size || (may_skip && first > size && first - size <= std::min(stream_bytes, kMostSkippedIds));
 }
 
 // Ids in between were lost.

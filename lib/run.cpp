@@ -8,6 +8,7 @@
 #include <atomic>
 #include <charconv>
 #include <filesystem>
+#include <fstream>
 #include <optional>
 #include <set>
 #include <thread>
@@ -22,6 +23,7 @@ namespace {
 constexpr int kMaxWorldSize = 1 << 20;
 constexpr std::string_view kStreamPrefix = "rank-";
 constexpr std::string_view kStreamSuffix = ".fkp";
+constexpr std::string_view kRefusalPrefix = "refused-";
 
 std::optional<int> rank_of_file(std::string_view file) {
   if (!file.starts_with(kStreamPrefix) || !file.ends_with(kStreamSuffix)) return std::nullopt;
@@ -57,6 +59,8 @@ void open_one(OpenedStream* opened) {
     opened->stream.reset();
   } catch (const Error& error) {
     opened->problem = error.what();
+  } catch (const std::exception& error) {  // no memory: on a thread of ours it would end the program
+    opened->problem = fmt::format("{}: it could not be opened ({}).", opened->path, error.what());
   }
 }
 
@@ -88,6 +92,21 @@ std::vector<OpenedStream> find_streams(const std::string& directory) {
   return found;
 }
 
+// Sentences of processes that recorded nothing.
+std::vector<std::string> read_refusals(const std::string& directory) {
+  std::vector<std::string> sentences;
+  std::error_code error;
+  for (auto entry = std::filesystem::directory_iterator(directory, error);
+       !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
+    if (!entry->path().filename().string().starts_with(kRefusalPrefix)) continue;
+    std::string sentence;
+    std::getline(std::ifstream(entry->path()), sentence);
+    sentences.push_back(sentence.empty() ? entry->path().string() + ": a process recorded nothing" : sentence);
+  }
+  std::sort(sentences.begin(), sentences.end());
+  return sentences;
+}
+
 bool recorder_is_alive(const RecorderProcess& recorder) {
   StreamHeader header;
   header.pid = recorder.pid;
@@ -114,6 +133,8 @@ bool recorder_is_alive(const RecorderProcess& recorder) {
 }
 
 }  // namespace
+
+std::string refusal_file_name(int rank, int64_t pid) { return fmt::format("{}{:05}-{}.txt", kRefusalPrefix, rank, pid); }
 
 std::string stream_file_name(int rank) { return fmt::format("{}{:05}{}", kStreamPrefix, rank, kStreamSuffix); }
 
@@ -152,6 +173,7 @@ Run Run::open(const std::string& run_directory) {
     }
     run.streams_.push_back(std::move(opened.stream));
   }
+  for (std::string& refusal : read_refusals(run_directory)) run.problems_.push_back(std::move(refusal));
   if (run.streams_.empty()) throw_no_stream(run_directory, run.manifest_, run.problems_);
   for (const auto& stream : run.streams_) {
     const int size = stream->header().world_size;

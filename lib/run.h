@@ -59,6 +59,8 @@ void write_manifest(const std::string& run_directory, const Manifest& manifest);
 void create_run(const std::string& run_directory, const Manifest& manifest);
 
 std::string stream_file_name(int rank);  // "rank-00003.fkp"
+// A process that could open no stream of its own (another one has its rank) leaves its reason in such a file of the run.
+std::string refusal_file_name(int rank, int64_t pid);  // "refused-00003-12345.txt"
 
 // Variables of the process environment that can change numerical results or the course of a run: what the manifest
 // keeps.

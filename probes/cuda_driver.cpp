@@ -1,6 +1,7 @@
 #include "probes/cuda_driver.h"
 
 #include <dlfcn.h>
+#include <sched.h>
 
 #include <atomic>
 
@@ -30,13 +31,15 @@ const CudaDriver* find_cuda_driver(const Token&) {
   if (const CudaDriver* driver = published.load(std::memory_order_acquire)) return driver;
   CudaDriver driver;
   if (!load(&driver)) return nullptr;
-  // Threads that get here at once write the same addresses one after the other.
   static constinit std::atomic<bool> writing{false};
   if (!writing.exchange(true)) {
     found_driver = driver;
     published.store(&found_driver, std::memory_order_release);
   }
-  return published.load(std::memory_order_acquire);
+  // Another thread may be writing: it needs some nanoseconds more.
+  const CudaDriver* there = nullptr;
+  while (!(there = published.load(std::memory_order_acquire))) sched_yield();
+  return there;
 }
 
 }  // namespace forkpoint

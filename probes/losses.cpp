@@ -84,7 +84,8 @@ bool LossLog::take(Loss loss, Taken* taken) {
   taken->gap.last_step = counter.last_step.exchange(INT64_MIN, std::memory_order_relaxed);
   // A thread between its steps and its count has lost its range to the call before: where is then not known.
   if (taken->gap.first_step == INT64_MAX) taken->gap.first_step = kPrologueStep;
-  if (taken->gap.last_step == INT64_MIN) taken->gap.last_step = taken->gap.first_step;
+  // One place that is not known makes the range one that is not known.
+  if (taken->gap.last_step == INT64_MIN || taken->gap.first_step == kPrologueStep) taken->gap.last_step = taken->gap.first_step;
   taken->detail = counter.detail.load(std::memory_order_relaxed);
   return true;
 }

@@ -22,7 +22,7 @@ const char* loss_reason(Loss loss);
 
 class LossLog {
  public:
-  // step: the current one, or kPrologueStep. records: how many. detail: a foreign error code, 0: none.
+  // step: the current one, or kPrologueStep (before the first, or not known which). records: how many. detail: a foreign error code, 0: none.
   void add(Loss loss, int64_t step, uint64_t records = 1, int detail = 0);
   // Says the loss on stderr, if it was not said before in this process.
   void say_once(Loss loss, int detail = 0);

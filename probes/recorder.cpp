@@ -43,7 +43,8 @@ void Recorder::set_up(const Settings* settings, forkpoint_api* table) {
 
 void Recorder::deactivate() { __atomic_store_n(&table_->active, 0, __ATOMIC_RELEASE); }
 
-int64_t Recorder::place() const { return any_step_.load(std::memory_order_relaxed) ? step_.load() : kPrologueStep; }
+// Between two steps a record belongs to the one that begins next, whose number nobody knows yet.
+int64_t Recorder::place() const { return in_step_.load(std::memory_order_relaxed) ? step_.load() : kPrologueStep; }
 
 void Recorder::lose(Loss loss, int error) { losses_.add(loss, place(), 1, error); }
 
@@ -212,9 +213,10 @@ void Recorder::end_step(const Token& token) {
   Event event;
   event.kind = EventKind::step_end;
   const bool placed = push_step_event(token, event);
-  // What comes before the next step begins belongs to it; whether that is wanted is a guess that its begin corrects.
+  micro_step_.store(0, std::memory_order_relaxed);
   if (!placed) losses_.add(Loss::step_lost, step_.load());
-  wanted_.store(placed && settings_->wants_step(step_.load() + 1));
+  // What comes before the next step begins belongs to it. Whether that one is wanted shows then: it is kept until then.
+  wanted_.store(placed);
 }
 
 void Recorder::set_micro_step(const Token&, int32_t index) {

@@ -122,6 +122,14 @@ void prepare_run_folder(const Settings& settings, int world_size) {
   }
 }
 
+void note_refusal(const Settings& settings, int rank, const char* why) noexcept {
+  try {
+    const std::string path = fmt::format("{}/{}", settings.run_directory, refusal_file_name(rank, getpid()));
+    std::ofstream(path) << fmt::format("process {}, rank {}: nothing is recorded of it: {}", getpid(), rank, why) << '\n';
+  } catch (const std::exception&) {  // what made the stream impossible may forbid this too; stderr has it
+  }
+}
+
 int find_descriptor(const std::string& path) {
   struct stat wanted = {};
   if (stat(path.c_str(), &wanted) != 0) return -1;

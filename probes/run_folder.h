@@ -11,6 +11,10 @@ namespace forkpoint {
 // one wins and the others carry on. Throws Error.
 void prepare_run_folder(const Settings& settings, int world_size);
 
+// Leaves a note in the run's folder that this process recorded nothing, for want of a stream of its own: a reader must not take
+// the run for whole. Best effort.
+void note_refusal(const Settings& settings, int rank, const char* why) noexcept;
+
 // The descriptor under which this process has the file open; -1: none.
 int find_descriptor(const std::string& path);
 

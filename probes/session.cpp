@@ -170,7 +170,8 @@ void Session::fail(const char* what, const std::string& hint) noexcept {
   ended_.store(true, std::memory_order_release);
   start_.on_end();
   say("recording of rank %d ended, the job goes on: %s%s%s", start_.rank, what, hint.empty() ? "" : " ", hint.c_str());
-  if (!appender_ || !descriptor_is_ours()) return;
+  if (!appender_) return note_refusal(*start_.settings, start_.rank, what);
+  if (!descriptor_is_ours()) return;
   try {
     writer_->add_gap({appender_->step(), appender_->step(), 0, std::string("recording ended: ") + what});
   } catch (const std::exception&) {  // the stream reads as "died" then, which is as good as a gap

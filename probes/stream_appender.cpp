@@ -36,6 +36,8 @@ StreamAppender::StreamAppender(const Settings& settings, uint32_t session, HashS
 void StreamAppender::begin_step(int64_t step, bool wanted, uint64_t serial) {
   // A thread that starts the session while another begins a step tells of that step twice.
   if (serial <= serial_) return;
+  // A step whose begin was lost (a Gap says so) took what was pending with it.
+  if (serial != serial_ + 1) pending_.clear();
   serial_ = serial;
   if (open_) close_step();
   any_step_ = true;
@@ -56,7 +58,7 @@ void StreamAppender::end_step() {
 void StreamAppender::add(const Event& event) {
   if (!open_ && any_step_) {
     if (pending_.size() < kMaxPending) pending_.push_back(event);
-    else losses_.add(Loss::pending_full, step_);
+    else losses_.add(Loss::pending_full, kPrologueStep);
     return;
   }
   if (!open_) open_step(kPrologueStep);
@@ -125,7 +127,7 @@ std::string StreamAppender::written(const Name* name) const {
 std::string StreamAppender::written(const CommunicatorEntry* communicator) {
   const auto [known, is_new] = communicator_names_.try_emplace(communicator);
   if (!is_new) return known->second;
-  std::string name(communicator->name->view());
+  std::string name = written(communicator->name);
   const std::string members = members_name(*communicator);
   if (name.empty()) name = members;
   // One name for two sets of members would make one communicator of them.

@@ -32,7 +32,7 @@ class StreamAppender {
   void finish(bool cut_short);
   // The stream is as large as FORKPOINT_MAX_SIZE_BYTES allows.
   bool is_full() const;
-  int64_t step() const { return step_; }  // kPrologueStep before the first
+  int64_t step() const { return open_ ? step_ : kPrologueStep; }  // kPrologueStep before the first
 
  private:
   struct Calls {  // of one site in the current step

@@ -116,7 +116,8 @@ TEST_CASE("a step that one of two world sizes lacks keeps them from being identi
 }
 
 TEST_CASE("lost records keep runs of two world sizes from being compared in that step") {
-  RunBuilder two = cut_in(2, 1, 7), four = cut_in(4, 1, 8);  // the outputs differ, but nothing of the step can be trusted
+  RunBuilder two = cut_in(2, 1, 7),
+             four = cut_in(4, 1, 8);  // the outputs differ, but nothing of the step can be trusted
   four.rank(2).gap(0, 0, "ring full");
   const TemporaryFolder folder;
   const Verdict v = diff_folders(two.write(folder / "two"), four.write(folder / "four"));
