@@ -495,6 +495,39 @@ TEST_CASE("masked names on one side cannot be matched, and that is what is said"
   CHECK(v.reason.find("masked") != std::string::npos);
 }
 
+TEST_CASE("a process that recorded nothing keeps its run from being identical") {
+  RunBuilder a, b;
+  for (RunBuilder* run : {&a, &b}) run->rank(0).step(0).forward("fc").output("output", value(1));
+  const TemporaryFolder folder;
+  const std::string run_a = a.write(folder / "a"), run_b = b.write(folder / "b");
+  CHECK(diff_folders(run_a, run_b).outcome == Outcome::identical);
+  std::ofstream(run_b + "/" + refusal_file_name(0, 77)) << "process 77, rank 0: nothing is recorded of it: taken\n";
+  const Verdict v = diff_folders(run_a, run_b);
+  INFO(dump(v));
+  CHECK(v.outcome == Outcome::incomparable);
+  CHECK(v.reason.find("process 77, rank 0") != std::string::npos);
+}
+
+TEST_CASE("a rank that was asked for and that neither run has recorded is missed") {
+  RunBuilder a(2), b(2);
+  for (RunBuilder* run : {&a, &b}) {
+    run->manifest().ranks = {0};
+    run->rank(0).step(0).forward("fc").output("output", value(1));
+    run->leave_out(1);
+  }
+  const TemporaryFolder folder;
+  const std::string run_a = a.write(folder / "a"), run_b = b.write(folder / "b");
+  const Verdict v = diff_folders(run_a, run_b);
+  INFO(dump(v));
+  CHECK(v.outcome == Outcome::identical);
+  CHECK(holds(v.coverage.limits, "only rank 0 of 2"));
+  DiffOptions options;
+  options.ranks = {0, 1};
+  const Verdict asked = diff_folders(run_a, run_b, options);
+  CHECK(asked.outcome == Outcome::incomparable);
+  CHECK(asked.reason.find("rank 1 was asked for") != std::string::npos);
+}
+
 TEST_CASE("empty runs are incomparable") {
   Pair nothing(of_steps(0), of_steps(0));
   const Verdict v = nothing.diff();
@@ -504,15 +537,18 @@ TEST_CASE("empty runs are incomparable") {
   CHECK(half.diff().outcome == Outcome::incomparable);
 }
 
-TEST_CASE("a coverage limit is printed with the verdict, and whose it is") {
+TEST_CASE("a coverage limit of both runs is printed with the verdict, one of a single run forbids identical") {
   Pair pair({}, {});
   for (int rank = 0; rank < 4; ++rank) {
     pair.a.rank(rank).limit("graph captured before attach");
     pair.b.rank(rank).limit("graph captured before attach");
   }
+  const Verdict both = pair.diff();
+  CHECK(both.outcome == Outcome::identical);
+  CHECK(holds(both.coverage.limits, "graph captured before attach"));
   pair.b.rank(1).limit("library X not followed");
-  const Verdict v = pair.diff();
-  CHECK(v.outcome == Outcome::identical);
-  CHECK(holds(v.coverage.limits, "graph captured before attach"));
-  CHECK(holds(v.coverage.limits, "library X not followed (declared in run B only)"));
+  const Verdict one = pair.diff();
+  CHECK(one.outcome == Outcome::incomparable);
+  CHECK(one.reason.find("library X not followed (declared in run B only)") != std::string::npos);
+  CHECK(holds(one.coverage.limits, "library X not followed (declared in run B only)"));
 }

@@ -263,6 +263,29 @@ TEST_CASE("records of one run only, with no value difference, are a divergence o
   CHECK(v.propagated == 0);
 }
 
+TEST_CASE("a layout that differs from another in its strides alone is no difference, and hides none") {
+  Value transposed = value(1), changed = flipped(1, 3, 20);
+  transposed.layout.strides = changed.layout.strides = {1, 4};
+  RunBuilder a, b, same;
+  for (RunBuilder* run : {&a, &b, &same}) {
+    RankBuilder& rank = run->rank(0);
+    if (run == &same) rank.step(0).forward("x").output("first", transposed);  // meets the forms in another order
+    else rank.step(0).forward("x").output("first", value(1));
+    rank.forward("y").output("output", run == &b ? changed : transposed);
+  }
+  const TemporaryFolder folder;
+  const std::string run_a = a.write(folder / "a");
+  DiffOptions full;
+  full.full_scan = true;
+  CHECK(diff_folders(run_a, same.write(folder / "same"), full).outcome == Outcome::identical);
+  const Verdict v = diff_folders(run_a, b.write(folder / "b"));
+  INFO(dump(v));
+  CHECK(is_at(first_of(v), 0, 0, Phase::forward, "y", "output"));
+  CHECK(first_of(v).kind == Kind::tensor);
+  REQUIRE(first_of(v).pointing.has_value());
+  CHECK(first_of(v).pointing->word == 3);
+}
+
 TEST_CASE("runs without a record in common are incomparable") {
   RunBuilder a, b;
   a.rank(0).step(0).forward("x").output("output", value(1));

@@ -19,11 +19,11 @@ complete_words() {  # complete_words WORD...: what bash would offer for the last
 verbs=$("$program" -h | sed -n '/^verbs:/,/^$/s/^  \([a-z]\+\) .*/\1/p')
 [ "$(wc -w <<<"$verbs")" -ge 5 ] || fail "the program's help lists too few verbs: $verbs"
 for verb in $verbs; do
-  complete_words forkpoint "" | grep -qx -- "$verb" || fail "bash does not offer the verb $verb"
+  grep -qx -- "$verb" <<<"$(complete_words forkpoint "")" || fail "bash does not offer the verb $verb"
   grep -q "'$verb:" "$completions/_forkpoint" || fail "zsh does not offer the verb $verb"
   options=$("$program" "$verb" -h | sed -n '/^options:/,/^$/s/^  \(-., \|    \)\(--[a-z-]*\).*/\2/p')
   for option in $options; do
-    complete_words forkpoint "$verb" "-" | grep -qx -- "$option" || fail "bash does not offer $verb $option"
+    grep -qx -- "$option" <<<"$(complete_words forkpoint "$verb" "-")" || fail "bash does not offer $verb $option"
     grep -q -- "$option" "$completions/_forkpoint" || fail "zsh does not offer $verb $option"
   done
   # And nothing that the program would refuse.
@@ -38,5 +38,5 @@ mkdir -p "$folder/runs/good" "$folder/other"
 touch "$folder/runs/good/run.json"
 [ "$(complete_words forkpoint show "$folder/ru")" = "$folder/runs/" ] || fail "a folder on the way to a run is not offered"
 [ "$(complete_words forkpoint show "$folder/runs/g")" = "$folder/runs/good " ] || fail "a run folder is not offered"
-complete_words forkpoint record --level "" | grep -qx layer || fail "levels are not offered"
+grep -qx layer <<<"$(complete_words forkpoint record --level "")" || fail "levels are not offered"
 echo "completions offer every verb and option"

@@ -16,13 +16,13 @@ done
 
 mv "$root" "$folder/moved"
 cd "$folder"
-"$folder/moved/bin/forkpoint" version | grep -qF "$folder/moved/$libdir/libforkpoint.so" || fail "the installed program does not find the installed probe"
+grep -qF "$folder/moved/$libdir/libforkpoint.so" <<<"$("$folder/moved/bin/forkpoint" version)" || fail "the installed program does not find the installed probe"
 preload=$("$folder/moved/bin/forkpoint" record -o nothing -- printenv LD_PRELOAD 2>/dev/null)
 [ "$preload" = "$folder/moved/$libdir/libforkpoint.so" ] || fail "record preloads '$preload'"
 for run in a b; do
   "$folder/moved/bin/forkpoint" record -o "$run" -- "$trainer" 3 2>/dev/null || fail "record failed"
 done
-"$folder/moved/bin/forkpoint" diff a b | grep -q '^identical' || fail "two equal runs are not identical"
+grep -q '^identical' <<<"$("$folder/moved/bin/forkpoint" diff a b)" || fail "two equal runs are not identical"
 
 # The header alone is enough to compile against.
 printf '#include <forkpoint.h>\nint main(void) { forkpoint_step_begin(0); return forkpoint_active(); }\n' >user.c

@@ -170,6 +170,14 @@ TEST_CASE("records between two steps belong to the next one, and those after the
   CHECK(has_limit(*stream, "after the end of the last step"));
 }
 
+TEST_CASE("what comes before a wanted step is kept when the steps before it are not wanted") {
+  const TempFolder folder;
+  REQUIRE(run_program(client({"between"}), under_probe(folder.run(), {{"FORKPOINT_STEPS", "2:2"}})).status == 0);
+  std::vector<int64_t> steps;
+  for (const Row& row : rows_of(all_rows(*open_stream(folder.run())), "before")) steps.push_back(row.step);
+  CHECK(steps == std::vector<int64_t>{kPrologueStep, 2});
+}
+
 TEST_CASE("a step that nobody ends is ended by the next one and by the program's end") {
   const TempFolder folder;
   REQUIRE(run_program(client({"without_end"}), under_probe(folder.run())).status == 0);

@@ -116,6 +116,9 @@ TEST_CASE("a second writer of one rank is refused and harms nothing") {
   CHECK(second.err.find("exists already") != std::string::npos);
   CHECK(std::filesystem::file_size(folder.run() + "/rank-00000.fkp") == size);
   CHECK(open_stream(folder.run())->state() == StreamState::whole);
+  const Run run = Run::open(folder.run());  // and the run says so
+  REQUIRE(run.problems().size() == 1);
+  CHECK(run.problems()[0].find("nothing is recorded of it") != std::string::npos);
 }
 
 TEST_CASE("a run folder that is removed meanwhile does not disturb the job") {
