@@ -154,7 +154,7 @@ const Verb& record_verb() {
                   kRanksOption,
                   {"every", 0, "N", "only every N-th step"},
                   {"max-size", 0, "SIZE", "stop a rank's recording at this size, as in 2G (the run then has a gap)"},
-                  {"mask-names", 0, "", "write layer, op and tensor names as hashes"},
+                  {"mask-names", 0, "", "write names as hashes; leave the command and the folder out"},
                   {"first-step", 0, "N", "number of the first step, where the program does not say"}},
       .examples = {{"forkpoint record -- ./train --steps 100", "records every step to runs/train-..."},
                    {"forkpoint record -o runs/good --level layer -- mpirun -n 8 ./train",

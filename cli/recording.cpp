@@ -36,8 +36,8 @@ std::string default_run_directory(const std::string& program) {
 Manifest manifest_before(const RecordingRequest& request) {
   Manifest manifest;
   manifest.forkpoint_version = FORKPOINT_VERSION;
-  manifest.command = request.command;
-  manifest.working_directory = fs::current_path().string();
+  manifest.command = request.mask_names ? std::vector<std::string>{"(masked)"} : request.command;
+  manifest.working_directory = request.mask_names ? "(masked)" : fs::current_path().string();
   manifest.environment = numeric_environment();
   manifest.versions = machine_versions();
   manifest.gpus = gpu_names();

@@ -237,8 +237,9 @@ Resharding assemble_resharded(const Alignment& alignment, const Scan& scan, Join
   parallel_for(thread_count(threads), list.size(), [&](size_t item, int) {
     StepBuffers worker;
     Pieces in_a, in_b;
+    RecordKeys keys;
     try {
-      const RecordKeys keys = resharded_keys(alignment, scan, joins, list[item], &worker);
+      keys = resharded_keys(alignment, scan, joins, list[item], &worker);
       for (const RankPair& pair : alignment.ranks) {
         for (const StepPair& step : pair.steps) {
           if (std::pair(step.step, step.occurrence) != list[item]) continue;
@@ -255,6 +256,12 @@ Resharding assemble_resharded(const Alignment& alignment, const Scan& scan, Join
     }
     const ReshardedStep step = compare_pieces(in_a, in_b);
     const std::lock_guard lock(mutex);
+    // Those of an evaluation are not gathered: not compared, and so to be said.
+    const size_t seen = step.equal.size() + step.differing.size() + step.not_comparable.size();
+    if (seen < keys.size()) {
+      out.not_comparable += keys.size() - seen;
+      if (out.why.empty()) out.why = "records of an evaluation are not put together from shards";
+    }
     out.compared += step.equal.size() + step.differing.size();
     out.differing_records += step.differing.size();
     out.not_comparable += step.not_comparable.size();

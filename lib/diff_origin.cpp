@@ -1,6 +1,7 @@
 #include "lib/diff_origin.h"
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 
 #include "lib/diff_collective.h"
@@ -30,10 +31,10 @@ class Search {
 
   Origins run() {
     resolve_loads();
-    for (const auto& [key, participants] : steps_with_differences()) {
+    for (const auto& [when, participants] : steps_with_differences()) {
       if (std::all_of(participants.begin(), participants.end(), [&](const auto& at) { return diverged_[at.first]; }))
         continue;
-      resolve(key, participants);
+      resolve(when.second, participants);
     }
     find_evaluation();
     return std::move(out_);
@@ -45,15 +46,32 @@ class Search {
   const RankPair& pair(size_t index) const { return in_.alignment.ranks[index]; }
   const Site& site_of(const Origin& origin) { return in_.joins.of(origin.pair).site(origin.difference.site); }
 
-  std::map<StepKey, Participants> steps_with_differences() const {
-    std::map<StepKey, Participants> steps;
+  // How often run A had gone back to an earlier step before each step of the pair: with the number it gives the order in time.
+  std::vector<int> rollbacks_before(size_t p) const {
+    const auto& steps = pair(p).steps;
+    std::vector<size_t> order(steps.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::sort(order.begin(), order.end(), [&](size_t left, size_t right) { return steps[left].a < steps[right].a; });
+    std::vector<int> before(steps.size());
+    int count = 0;
+    for (size_t i = 0; i < order.size(); ++i) {
+      count += i > 0 && steps[order[i]].step <= steps[order[i - 1]].step ? 1 : 0;
+      before[order[i]] = count;
+    }
+    return before;
+  }
+
+  // In the order of time.
+  std::map<std::pair<int, StepKey>, Participants> steps_with_differences() const {
+    std::map<std::pair<int, StepKey>, Participants> steps;
     for (size_t p = 0; p < in_.alignment.ranks.size(); ++p) {
+      const std::vector<int> rollbacks = rollbacks_before(p);
       for (size_t s = 0; s < pair(p).steps.size(); ++s) {
         const StepKey key{pair(p).steps[s].step, pair(p).steps[s].occurrence};
         const StepCounts& counts = in_.scan.steps[p][s];
         if (counts.unread) continue;
         if (counts.differing > 0 || (counts.resharded > 0 && in_.assembled.count(key) != 0))
-          steps[key].push_back({p, s});
+          steps[{rollbacks[s], key}].push_back({p, s});
       }
     }
     return steps;

@@ -214,6 +214,13 @@ void write_divergence(const Findings& findings, Verdict* verdict) {
     verdict->notes.push_back(
         fmt::format("{} more independent firsts are not listed", list.size() - kMostAlsoFirst - 1));
   }
+  if (list[0].step_index != kNoStep) {
+    const StepPair& step = findings.input.alignment.ranks[list[0].pair].steps[list[0].step_index];
+    if (step.occurrence > 0) {
+      verdict->notes.push_back(fmt::format("the runs went back to an earlier step: this is step {} when it ran for the {}. time",
+                                           step.step, step.occurrence + 1));
+    }
+  }
   const uint64_t differing = differing_records(findings);
   verdict->propagated = differing - std::min(differing, firsts);
   verdict->ranks_diverged = ranks_that_differ(findings);

@@ -1,5 +1,6 @@
 #include "probes/cuda_digest.h"
 
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 
@@ -10,6 +11,7 @@ namespace forkpoint {
 namespace {
 
 using Outcome = DeviceOutcome::Kind;
+constexpr int kMaxDevices = 64;
 
 DeviceOutcome lost(Loss loss, int error = 0) { return {Outcome::lost, nullptr, loss, error}; }
 
@@ -81,8 +83,15 @@ CUcontext find_context(const CudaDriver& driver, CUstream stream, CUcontext curr
   unsigned int flags = 0;
   int active = 0;
   if (driver.cuDevicePrimaryCtxGetState_(facts.device, &flags, &active) != CUDA_SUCCESS || !active) return current;
-  // Retained for good: it is the host's anyway, and a release of ours could be the last.
-  return driver.cuDevicePrimaryCtxRetain_(&context, facts.device) == CUDA_SUCCESS ? context : current;
+  // Retained once and for good: it is the host's anyway, and a release of ours could be the last. The handle of a primary
+  // context stays the same when it is reset.
+  static constinit std::atomic<CUcontext> retained[kMaxDevices] = {};
+  if (facts.device >= kMaxDevices) return current;
+  context = retained[facts.device].load(std::memory_order_acquire);
+  if (context) return context;
+  if (driver.cuDevicePrimaryCtxRetain_(&context, facts.device) != CUDA_SUCCESS) return current;
+  retained[facts.device].store(context, std::memory_order_release);
+  return context;
 }
 
 // A kernel that reads an address which is not there destroys the host's context: look at both ends first.

@@ -105,6 +105,8 @@ CoverageLimit coverage_limit(Limit limit) {
               "record it outside the captured region, or run without CUDA graphs"};
     case Limit::launch_level: return {"kernel launches are not recorded", "the run is as fine as level layer"};
     case Limit::scope_depth: return {"scopes nested deeper than 64", "their records stand under the 64th scope"};
+    case Limit::implied_end:
+      return {"the program ends no step itself: the last one is taken to be whole", "call forkpoint_step_end() at its end"};
     case Limit::after_last_step:
     default:
       return {"records made after the end of the last step are not kept", "record them before the step ends"};

@@ -48,7 +48,7 @@ class LossLog {
 };
 
 // Things declared as not seen.
-enum class Limit : uint8_t { graph_replay, launch_level, scope_depth, after_last_step, count_ };
+enum class Limit : uint8_t { graph_replay, launch_level, scope_depth, after_last_step, implied_end, count_ };
 CoverageLimit coverage_limit(Limit limit);
 
 class LimitSet {

@@ -187,7 +187,7 @@ void Session::open_stream() {
   header.step_base = "step(n)";
   header.every = start_.settings->every;
   header.device = start_.device;
-  header.facts = start_.facts->all();
+  if (!start_.settings->mask_names) header.facts = start_.facts->all();  // their values say whose job it is
   header.facts.emplace_back("forkpoint", FORKPOINT_VERSION);
   if (start_.driver[0]) header.facts.emplace_back("cuda_driver", start_.driver);
   header_written_.store(true, std::memory_order_release);

@@ -167,10 +167,12 @@ void StreamAppender::flush() {
 
 void StreamAppender::finish(bool cut_short) {
   if (!pending_.empty()) limits_.add(Limit::after_last_step);
+  // A program that never calls step_end means its last step to end with it; one that does has left the step half done.
+  const bool ends_here = open_ && !cut_short && (!any_step_ || !any_explicit_end_);
+  if (ends_here && any_step_) limits_.add(Limit::implied_end);
   add_losses();
   add_limits();
-  // A program that never calls step_end means its last step to end with it; one that does has left the step half done.
-  if (open_ && !cut_short && (!any_step_ || !any_explicit_end_)) close_step();
+  if (ends_here) close_step();
   writer_.finish();
 }
 

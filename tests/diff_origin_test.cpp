@@ -5,6 +5,22 @@
 
 using namespace forkpoint;
 
+TEST_CASE("after a rollback the first divergence is the first in time, not the one with the lowest step") {
+  RunBuilder a, b;
+  for (RunBuilder* run : {&a, &b}) {
+    uint64_t weight = 1;
+    int ran = 0;
+    for (const int64_t step : {0, 1, 2, 3, 1, 2, 3, 4}) {
+      if (++ran == 4 && run == &b) weight = 100;  // born in the first step 3; what follows inherits it
+      run->rank(0).step(step).forward("fc").input("input", value(7)).output("output", value(weight++));
+    }
+  }
+  const TemporaryFolder folder;
+  const Verdict v = diff_folders(a.write(folder / "a"), b.write(folder / "b"));
+  INFO(dump(v));
+  CHECK(is_at(first_of(v), 3, 0, Phase::forward, "fc", "output"));
+}
+
 TEST_CASE("a gradient that differs on one rank is named before the all-reduce spreads it") {
   const Verdict v = diff_with({}, fault({2, 3, Phase::backward, "blocks.0.fc", "weight.grad", Content::bit_flipped}));
   INFO(dump(v));

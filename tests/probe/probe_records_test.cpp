@@ -184,6 +184,7 @@ TEST_CASE("a step that nobody ends is ended by the next one and by the program's
   const auto stream = open_stream(folder.run());
   REQUIRE(stream->steps().size() == 3);
   for (const StepSummary& step : stream->steps()) CHECK(step.complete);
+  CHECK(has_limit(*stream, "the program ends no step itself"));
 }
 
 TEST_CASE("only wanted steps and ranks are recorded") {
