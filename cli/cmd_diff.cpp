@@ -30,6 +30,27 @@ DiffOptions options_from(const Arguments& arguments) {
   return options;
 }
 
+// A report replaces a report: never a device, a pipe, a link, or a file of the runs that were compared.
+void check_report_path(const std::string& path, const std::string& run_a, const std::string& run_b) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::file_status status = fs::symlink_status(path, error);
+  if (fs::exists(status) && !fs::is_regular_file(status)) {
+    throw Error(fmt::format("the report `{}` was not written: something that is not a regular file is there.", path),
+                "Name a new file.");
+  }
+  fs::path folder = fs::absolute(path, error).parent_path();
+  for (; !folder.empty(); folder = folder.parent_path()) {
+    for (const std::string* run : {&run_a, &run_b}) {
+      if (fs::equivalent(folder, *run, error)) {
+        throw Error(fmt::format("the report `{}` was not written: it would lie within the run {}.", path, *run),
+                    "Name a file outside the run folders.");
+      }
+    }
+    if (folder == folder.parent_path()) break;
+  }
+}
+
 // Under a temporary name first, so that nobody opens half a page.
 void write_whole(const std::string& path, const std::string& content) {
   const std::string temporary = fmt::format("{}.{}.tmp", path, getpid());
@@ -67,6 +88,7 @@ int diff_runs(const Arguments& arguments) {
   print_answer(arguments.has("json") ? as_json(verdict) : text_report(verdict, Style(stdout), terminal_width(stdout)));
   flush_answer();
   if (html) {
+    check_report_path(*html, path_a, path_b);
     write_whole(*html, html_report(a, b, verdict));
     print_note(fmt::format("report: {}", *html));
   }

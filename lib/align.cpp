@@ -77,7 +77,11 @@ void align_ranks(const Run& a, const Run& b, const DiffOptions& options, Alignme
     }
   }
   if (!out->other_world && static_cast<int>(out->ranks.size()) < a.world_size()) {
-    out->limits.push_back(fmt::format("only {} of {} were compared", rank_list(out->ranks_a), a.world_size()));
+    std::vector<int> compared;
+    for (const RankPair& pair : out->ranks) compared.push_back(pair.rank);
+    out->limits.push_back(compared.empty()
+                              ? fmt::format("none of {} ranks was compared", a.world_size())
+                              : fmt::format("only {} of {} were compared", rank_list(compared), a.world_size()));
   }
 }
 

@@ -90,6 +90,16 @@ int64_t every_of(const Run& run) {
   return every;
 }
 
+int64_t last_step_of(const Run& run, int64_t offset) {
+  int64_t last = kPrologueStep;
+  for (const auto& stream : run.streams()) {
+    for (const StepSummary& step : stream->steps()) {
+      if (step.step != kPrologueStep) last = std::max(last, step.step + offset);
+    }
+  }
+  return last;
+}
+
 bool has_records(const HashStreamReader& stream, size_t step) {
   return step != kNoStep && stream.steps()[step].records > 0;
 }
@@ -151,6 +161,11 @@ void align_steps(const Run& a, const Run& b, const DiffOptions& options, Alignme
   if (every_a != every_b) {
     out->blockers.push_back(fmt::format("run A records every {} steps, run B every {}: only common steps were compared",
                                         every_a, every_b));
+  }
+  const int64_t last_ran = std::max(last_step_of(a, 0), last_step_of(b, out->offset_b));
+  if (options.last_step && last_ran != kPrologueStep && *options.last_step >= last_ran + std::max(every_a, every_b)) {
+    out->blockers.push_back(
+        fmt::format("steps up to {} were asked for, but the runs end with step {}", *options.last_step, last_ran));
   }
   if (out->other_world) return;
   SideSteps side_a, side_b;

@@ -79,8 +79,10 @@ void say_identical(const Findings& findings, Verdict* verdict) {
     verdict->coverage.limits.push_back("the checksums of the files were not verified");
   }
   verdict->outcome = Outcome::identical;
-  verdict->reason =
-      fmt::format("every record of both runs agrees ({})", counted(verdict->coverage.records_compared, "record"));
+  verdict->reason = fmt::format("{} agrees ({}){}",
+                                input.alignment.levels_differ ? "every record that both runs have" : "every record of both runs",
+                                counted(verdict->coverage.records_compared, "record"),
+                                findings.options.verify_checksums ? "" : "; the files were not verified");
 }
 
 }  // namespace

@@ -260,28 +260,4 @@ std::string incomparable_reason(const std::vector<std::string>& blockers, uint64
                                          : fmt::format("; the {} common steps are equal", grouped(steps_compared)));
 }
 
-std::vector<std::string> verify_runs(const Run& a, const Run& b, const DiffOptions& options, uint64_t* frames) {
-  std::vector<std::pair<char, const HashStreamReader*>> streams;
-  const auto add = [&](const Run& run, char which) {
-    for (const auto& stream : run.streams()) {
-      const int rank = stream->header().rank;
-      const bool wanted =
-          options.ranks.empty() || std::find(options.ranks.begin(), options.ranks.end(), rank) != options.ranks.end();
-      if (wanted) streams.push_back({which, stream.get()});
-    }
-  };
-  add(a, 'A');
-  add(b, 'B');
-  std::vector<std::string> damage(streams.size());
-  std::vector<uint64_t> checked(streams.size(), 0);
-  parallel_for(thread_count(options.threads), streams.size(), [&](size_t i, int) {
-    const std::string found = streams[i].second->verify(&checked[i]);
-    if (!found.empty())
-      damage[i] = fmt::format("run {}, rank {}: {}", streams[i].first, streams[i].second->header().rank, found);
-  });
-  for (const uint64_t count : checked) *frames += count;
-  damage.erase(std::remove(damage.begin(), damage.end(), std::string()), damage.end());
-  return damage;
-}
-
 }  // namespace forkpoint

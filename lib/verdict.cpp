@@ -76,9 +76,10 @@ std::string headline(const Verdict& verdict) {
   switch (verdict.outcome) {
     case Outcome::identical:
       return fmt::format(
-          "identical: {} in {} on {} agree (level {})", counted(verdict.coverage.records_compared, "record"),
+          "identical: {} in {} on {} agree (level {}{})", counted(verdict.coverage.records_compared, "record"),
           counted(verdict.coverage.steps_compared, "step"),
-          counted(static_cast<uint64_t>(verdict.coverage.ranks_compared), "rank"), verdict.coverage.level);
+          counted(static_cast<uint64_t>(verdict.coverage.ranks_compared), "rank"), verdict.coverage.level,
+          verdict.coverage.frames_verified == 0 ? "; the files were not verified" : "");
     case Outcome::diverged:
       return "diverged at " + (verdict.first ? place_text(*verdict.first) : std::string("an unknown place"));
     case Outcome::incomparable: break;

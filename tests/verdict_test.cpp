@@ -31,6 +31,9 @@ TEST_CASE("the headlines of the other outcomes") {
   verdict.coverage.records_compared = 12'800'000, verdict.coverage.steps_compared = 100,
   verdict.coverage.ranks_compared = 64;
   verdict.coverage.level = "layer";
+  verdict.coverage.frames_verified = 0;
+  CHECK(headline(verdict).ends_with("(level layer; the files were not verified)"));
+  verdict.coverage.frames_verified = 5;
   CHECK(headline(verdict) == "identical: 12,800,000 records in 100 steps on 64 ranks agree (level layer)");
   verdict.coverage.records_compared = verdict.coverage.steps_compared = 1, verdict.coverage.ranks_compared = 1;
   CHECK(headline(verdict) == "identical: 1 record in 1 step on 1 rank agree (level layer)");
