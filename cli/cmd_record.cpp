@@ -73,8 +73,12 @@ std::string some_ranks(const std::vector<int>& ranks) {
   return fmt::format("{} {}{}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(shown, ", "), more);
 }
 
-void report_no_records(const RecordingRequest& request) {
+void report_no_records(const RecordingRequest& request, const TargetEnd& end) {
   print_note(fmt::format("{}: no records.", request.run_directory));
+  if (end.exit_status != 0) {
+    return print_warning(
+        fmt::format("{} before its first record; the folder {} can be removed.", end.sentence(), request.run_directory));
+  }
   print_warning(
       "the command made no records: it does not call forkpoint.h, or it is statically linked or set-uid, so that the "
       "probe could not be loaded into it. Code that does not call forkpoint.h is not seen by this version.");
@@ -82,7 +86,7 @@ void report_no_records(const RecordingRequest& request) {
 
 void report(const RecordingRequest& request, const Recorded& recorded, const TargetEnd& end) {
   for (const std::string& problem : recorded.problems) print_warning(problem);
-  if (recorded.ranks == 0) return report_no_records(request);
+  if (recorded.ranks == 0) return report_no_records(request, end);
   const std::string range = recorded.steps ? fmt::format(" ({} to {})", recorded.first_step, recorded.last_step) : "";
   print_note(fmt::format("{}: {}, {}{}, {}, {}", request.run_directory, counted(recorded.ranks, "rank"),
                          counted(recorded.steps, "step"), range, counted(recorded.records, "record"),

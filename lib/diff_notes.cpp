@@ -115,6 +115,10 @@ std::vector<std::string> manifest_notes(const Run& a, const Run& b) {
     notes.push_back(fmt::format("the commands differ: `{}` in run A, `{}` in run B", shell_words(a.manifest().command),
                                 shell_words(b.manifest().command)));
   }
+  for (const auto& [run, which] : {std::pair(&a, 'A'), std::pair(&b, 'B')}) {
+    if (run->manifest().exit_status > 0)
+      notes.push_back(fmt::format("the command of run {} exited with status {}", which, run->manifest().exit_status));
+  }
   return notes;
 }
 

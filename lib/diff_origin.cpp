@@ -1,5 +1,7 @@
 #include "lib/diff_origin.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
 #include <set>
@@ -7,6 +9,7 @@
 #include "lib/diff_collective.h"
 #include "lib/diff_parallel.h"
 #include "lib/error.h"
+#include "lib/verdict_text.h"
 
 namespace forkpoint {
 namespace {
@@ -135,6 +138,10 @@ class Search {
         infection.step = origin.step, infection.via = reached->via;
         infection.ranks.push_back(pair(p).rank);
         infection.sources = reached->sources;
+        for (const Difference& source : steps[i].sources) {
+          infection.second_causes.push_back(
+              fmt::format("rank {}, {}", pair(p).rank, place_text(in_.joins.of(p).site(source.site))));
+        }
         continue;
       }
       collectives.judge(&origin);

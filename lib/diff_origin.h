@@ -42,6 +42,7 @@ struct Infection {
   int64_t step = 0;
   std::string via;            // "blocks.3.mlp.fc1 (all_reduce)"
   std::vector<int> ranks, sources;
+  std::vector<std::string> second_causes;  // batches, generators, hyperparameters that differ on the reached ranks: no consequence
 };
 
 struct Origins {

@@ -237,7 +237,12 @@ void write_divergence(const Findings& findings, Verdict* verdict) {
   facts.pointing = verdict->first->pointing;
   verdict->cause = decide_cause(facts);
   for (const Infection& infection : origins.infections) {
-    if (infection.step == list[0].step) verdict->cause.evidence.push_back(reached_text(infection));
+    if (infection.step != list[0].step) continue;
+    verdict->cause.evidence.push_back(reached_text(infection));
+    if (!infection.second_causes.empty()) {
+      verdict->cause.evidence.push_back(fmt::format("also differs in this step, and may be a second cause: {}",
+                                                    fmt::join(infection.second_causes, "; ")));
+    }
   }
   verdict->reason = reason_for(facts, *verdict);
   const auto gaps = gaps_before(findings, *verdict->first);

@@ -188,6 +188,12 @@ TEST_CASE("another dropout seed is named as generator state, not as the dropout 
   check_class(d, "rng_state");
 }
 
+TEST_CASE("a second cause on a rank that the first one has reached is not lost") {
+  const Diff d = diff_with_fault("two-causes", "bitflip@step=1,rank=0,layer=1 --fault lr@step=1,rank=1");
+  check_first(d, 1, 0, "backward", "blocks.1.mlp.fc1", "weight.grad");
+  CHECK(has(d.verdict.at("cause").at("evidence"), "may be a second cause: rank 1, optimizer: lr"));
+}
+
 TEST_CASE("another learning rate is named as a scalar on all ranks") {
   const Diff d = diff_with_fault("lr", "lr@step=3");
   check_first(d, 3, nullptr, "optimizer", nullptr, "lr");
