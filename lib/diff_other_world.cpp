@@ -53,6 +53,7 @@ struct StepResult {
   uint64_t equal = 0, differing = 0, not_comparable = 0, bytes = 0;
   std::string why, problem;
   std::set<int> ranks_b;       // that hold something that differs
+  bool batches_agree = false;  // recorded, put together and equal
   // Of the earliest difference:
   std::optional<CauseFacts> facts;
 };
@@ -108,6 +109,18 @@ CauseFacts facts_of(const RecordKey& key, const Pieces& in_a, const Pieces& in_b
   return facts;
 }
 
+bool batches_agree(const Pieces& in_a, const Pieces& in_b, const ReshardedStep& result) {
+  bool any = false;
+  for (const Pieces* side : {&in_a, &in_b}) {
+    for (const auto& [key, pieces] : side->by_key) {
+      if (pieces[0].site->role != Role::batch) continue;
+      if (result.equal.count(key) == 0) return false;
+      any = true;
+    }
+  }
+  return any;
+}
+
 StepResult compare_step(const Run& a, const std::vector<size_t>& at_a, const Run& b, const std::vector<size_t>& at_b,
                         int64_t step, Level level) {
   StepResult out;
@@ -139,6 +152,7 @@ StepResult compare_step(const Run& a, const std::vector<size_t>& at_a, const Run
     if (first == nullptr || order_of(key, in_a.by_key.at(key)) < order_of(*first, in_a.by_key.at(*first))) first = &key;
   }
   if (first != nullptr) out.facts = facts_of(*first, in_a, in_b, result);
+  out.batches_agree = batches_agree(in_a, in_b, result);
   return out;
 }
 
@@ -162,6 +176,15 @@ void write_first(const Run& a, const Run& b, const Alignment& alignment, const S
   if (facts.site.kind == Kind::collective && facts.site.role == Role::output && !facts.layout_differs) {
     verdict->cause.cls = "reduction_order";
     verdict->cause.class_candidates = {"reduction_order", "algorithm_choice"};
+  }
+  const bool is_input = facts.site.role == Role::batch || facts.site.role == Role::rng || facts.site.role == Role::sampler;
+  if (!result.batches_agree && !is_input) {
+    // Another number of ranks often means other samples a step: that would explain any difference.
+    verdict->cause.cls = "unknown";
+    std::vector<std::string>& candidates = verdict->cause.class_candidates;
+    candidates.insert(candidates.begin(), "data_order");
+    verdict->cause.evidence.push_back("whether both worlds took the same samples in this step is not known: the batches are not "
+                                      "recorded, or cannot be put together");
   }
 }
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "probes/forkpoint.h"
-#include "tests/probe/fake_cuda.h"
+#include "tests/fakes/fake_cuda.h"
 #include "tests/probe/sample_data.h"
 
 namespace {

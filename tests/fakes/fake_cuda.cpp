@@ -12,7 +12,7 @@
 
 #include "kernels/digest_launch.h"
 #include "lib/digest_raw.h"
-#include "tests/probe/fake_cuda.h"
+#include "tests/fakes/fake_cuda.h"
 
 namespace {
 
