@@ -286,6 +286,22 @@ TEST_CASE("a layout that differs from another in its strides alone is no differe
   CHECK(first_of(v).pointing->word == 3);
 }
 
+TEST_CASE("a scalar is called a hyperparameter only when its name says that it is one") {
+  const auto class_of = [](const std::string& name) {
+    RunBuilder a, b;
+    for (RunBuilder* run : {&a, &b}) {
+      run->rank(0).step(0).at(Phase::optimizer).scalar("before", 1);
+      run->rank(0).at(Phase::optimizer).scalar(name, run == &a ? 1 : 2);
+    }
+    const TemporaryFolder folder;
+    return diff_folders(a.write(folder / "a"), b.write(folder / "b")).cause.cls;
+  };
+  CHECK(class_of("lr") == "hyperparameter");
+  CHECK(class_of("group0.weight_decay") == "hyperparameter");
+  CHECK(class_of("perplexity") == "unknown");
+  CHECK(class_of("~0123456789abcdef") == "unknown");  // masked
+}
+
 TEST_CASE("runs without a record in common are incomparable") {
   RunBuilder a, b;
   a.rank(0).step(0).forward("x").output("output", value(1));

@@ -205,6 +205,20 @@ TEST_CASE("a page that cannot be written is trouble, but the verdict is printed"
   CHECK(run_forkpoint({"diff", "--html", "/", runs().good, runs().bad}).status == 2);
 }
 
+TEST_CASE("a page replaces neither a file of the runs nor anything that is no regular file") {
+  const TemporaryFolder folder;
+  fs::copy(runs().good, folder / "good");
+  const auto size = fs::file_size(folder / "good/rank-00000.fkp");
+  const ProgramResult inside = run_forkpoint({"diff", "--html", folder / "good/rank-00000.fkp", folder / "good", runs().bad});
+  CHECK(inside.status == 2);
+  CHECK(inside.out.starts_with("diverged at step 3"));
+  CHECK(contains(inside.err, "within the run"));
+  CHECK(fs::file_size(folder / "good/rank-00000.fkp") == size);
+  fs::create_symlink("target", folder / "link");
+  CHECK(run_forkpoint({"diff", "--html", folder / "link", runs().good, runs().bad}).status == 2);
+  CHECK(fs::is_symlink(folder / "link"));
+}
+
 TEST_CASE("identical runs and runs that do not line up get a page, too") {
   const TemporaryFolder folder;
   for (const std::string& other : {runs().same, runs().killed, runs().evil}) {
