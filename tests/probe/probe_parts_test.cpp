@@ -38,6 +38,22 @@ Settings with(const char* name, const char* value) {
 
 }  // namespace
 
+TEST_CASE("a loss whose step is not known makes the gap one of unknown place") {
+  LossLog losses;
+  LossLog::Taken taken;
+  losses.add(Loss::ring_full, 7);
+  losses.add(Loss::ring_full, 9);
+  REQUIRE(losses.take(Loss::ring_full, &taken));
+  CHECK(taken.gap.first_step == 7);
+  CHECK(taken.gap.last_step == 9);
+  losses.add(Loss::ring_full, 7);
+  losses.add(Loss::ring_full, kPrologueStep);  // between two steps: it belongs to one that has not begun
+  REQUIRE(losses.take(Loss::ring_full, &taken));
+  CHECK(taken.gap.first_step == kPrologueStep);
+  CHECK(taken.gap.last_step == kPrologueStep);
+  CHECK(taken.gap.records_lost == 2);
+}
+
 TEST_CASE("settings: lists of ranks and windows of steps") {
   const Settings ranks = with("FORKPOINT_RANKS", "0,2,4-7");
   CHECK(ranks.state == Settings::State::ready);
