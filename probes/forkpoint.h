@@ -110,8 +110,8 @@ static inline void forkpoint_rank(int32_t rank, int32_t world_size) {
 }
 
 /* A step is global and 0-based, from data load to the end of its optimizer update. Beginning one ends the one before.
- * Records made before the first step count as loading (initial weights, a checkpoint). Those between a step's end and the
- * next one's begin belong to the next one; those after the last step's end are not kept. */
+ * Before the first step, records in phase load (which is the phase where no scope gives one) are what the run starts from
+ * (initial weights, a checkpoint). All others made before a step begins belong to that step; those after the last step's end are not kept. */
 static inline void forkpoint_step_begin(int64_t step) {
   if (forkpoint_active()) forkpoint_table_->step_begin(step);
 }

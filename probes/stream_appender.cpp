@@ -56,13 +56,27 @@ void StreamAppender::end_step() {
 }
 
 void StreamAppender::add(const Event& event) {
-  if (!open_ && any_step_) {
-    if (pending_.size() < kMaxPending) pending_.push_back(event);
-    else losses_.add(Loss::pending_full, kPrologueStep);
-    return;
+  if (waits_for_step(event)) {
+    if (pending_.size() < kMaxPending) return pending_.push_back(event);
+    if (any_step_) return losses_.add(Loss::pending_full, kPrologueStep);
+    append_without_step();
   }
   if (!open_) open_step(kPrologueStep);
   append(event);
+}
+
+// What comes before a step begins belongs to it: also before the first one, unless it is said to be loading. Otherwise a
+// batch drawn ahead of its step would stand elsewhere in a run that was resumed there than in one that went through.
+bool StreamAppender::waits_for_step(const Event& event) const {
+  return any_step_ ? !open_ : !stepless_ && event.site->key.phase != Phase::load;
+}
+
+// A program without steps: all that it records stands before the first one.
+void StreamAppender::append_without_step() {
+  stepless_ = true;
+  if (!open_) open_step(kPrologueStep);
+  for (const Event& event : pending_) append(event);
+  pending_.clear();
 }
 
 void StreamAppender::open_step(int64_t step) {
@@ -166,6 +180,7 @@ void StreamAppender::flush() {
 }
 
 void StreamAppender::finish(bool cut_short) {
+  if (!any_step_ && !pending_.empty()) append_without_step();
   if (!pending_.empty()) limits_.add(Limit::after_last_step);
   // A program that never calls step_end means its last step to end with it; one that does has left the step half done.
   const bool ends_here = open_ && !cut_short && (!any_step_ || !any_explicit_end_);

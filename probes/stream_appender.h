@@ -43,6 +43,8 @@ class StreamAppender {
 
   void open_step(int64_t step);
   void close_step();
+  bool waits_for_step(const Event& event) const;
+  void append_without_step();
   void append(const Event& event);
   uint32_t site_id(const SiteEntry& entry);
   uint32_t layout_id(const LayoutEntry& entry);
@@ -60,6 +62,7 @@ class StreamAppender {
   uint32_t limits_written_ = 0;
 
   bool open_ = false;            // a step of the writer is open
+  bool stepless_ = false;  // more came than waits for a first step
   bool any_step_ = false;        // a step has begun: the prologue is over
   bool any_explicit_end_ = false;
   int64_t step_ = kPrologueStep;

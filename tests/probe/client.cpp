@@ -192,6 +192,24 @@ int between(const Arguments&) {
   return 0;
 }
 
+int batch_first(const Arguments&) {
+  for (int step = 5; step < 8; ++step) {
+    {
+      forkpoint::Scope scope(FORKPOINT_DATA, nullptr);
+      forkpoint_scalar("batch", FORKPOINT_ROLE_BATCH, step);
+    }
+    forkpoint::Step scope(step);
+    forkpoint_scalar("inside", FORKPOINT_ROLE_SCALAR, step);
+  }
+  return 0;
+}
+
+int no_step(const Arguments&) {
+  forkpoint::Scope scope(FORKPOINT_DATA, nullptr);
+  forkpoint_scalar("batch", FORKPOINT_ROLE_BATCH, 1);
+  return 0;
+}
+
 int without_end(const Arguments&) {
   for (int step = 0; step < 3; ++step) {
     forkpoint_step_begin(step);
@@ -252,7 +270,7 @@ int active(const Arguments&) {
 const Scenarios& record_scenarios() {
   static const Scenarios scenarios = {
     {"kinds", kinds}, {"views", views}, {"bad", bad}, {"nested", nested}, {"threads", threads}, {"steps", steps},
-    {"between", between}, {"without_end", without_end}, {"flood", flood}, {"facts", facts},
+    {"between", between}, {"batch_first", batch_first}, {"no_step", no_step}, {"without_end", without_end}, {"flood", flood}, {"facts", facts},
     {"cuda_pointer", cuda_pointer}, {"same_name", same_name}, {"active", active},
   };
   return scenarios;

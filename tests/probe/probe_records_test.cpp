@@ -170,6 +170,18 @@ TEST_CASE("records between two steps belong to the next one, and those after the
   CHECK(has_limit(*stream, "after the end of the last step"));
 }
 
+TEST_CASE("a batch that is drawn before its step begins belongs to it, also to the first") {
+  const TempFolder folder, stepless;
+  REQUIRE(run_program(client({"batch_first"}), under_probe(folder.run())).status == 0);
+  std::vector<int64_t> steps;
+  for (const Row& row : rows_of(all_rows(*open_stream(folder.run())), "batch")) steps.push_back(row.step);
+  CHECK(steps == std::vector<int64_t>{5, 6, 7});
+  REQUIRE(run_program(client({"no_step"}), under_probe(stepless.run())).status == 0);
+  const auto rows = rows_of(all_rows(*open_stream(stepless.run())), "batch");
+  REQUIRE(rows.size() == 1);
+  CHECK(rows[0].step == kPrologueStep);
+}
+
 TEST_CASE("what comes before a wanted step is kept when the steps before it are not wanted") {
   const TempFolder folder;
   REQUIRE(run_program(client({"between"}), under_probe(folder.run(), {{"FORKPOINT_STEPS", "2:2"}})).status == 0);
