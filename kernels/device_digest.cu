@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include "kernels/digest_flat.cuh"
+#include "kernels/digest_pieces.cuh"
 #include "kernels/digest_units.cuh"
 
 namespace forkpoint::device {
@@ -67,6 +68,17 @@ extern "C" __global__ void __launch_bounds__(kBlockThreads, 1024 / kBlockThreads
   }
 }
 
+#define FORKPOINT_PIECES_KERNEL(name, capacity)                                     \
+  extern "C" __global__ void __launch_bounds__(kBlockThreads, 1024 / kBlockThreads) \
+      name(const __grid_constant__ DigestPieces<capacity> pieces) {                 \
+    __shared__ FlatShared shared;                                                   \
+    digest_piece(pieces, shared);                                                   \
+  }
+
+FORKPOINT_PIECES_KERNEL(forkpoint_digest_pieces4, 4)
+FORKPOINT_PIECES_KERNEL(forkpoint_digest_pieces16, 16)
+FORKPOINT_PIECES_KERNEL(forkpoint_digest_pieces48, 48)
+
 }  // namespace forkpoint::device
 
 namespace forkpoint {
@@ -92,7 +104,10 @@ const void* const kKernels[kDigestKernelCount] = {
     reinterpret_cast<const void*>(&device::forkpoint_digest_units_absolute16),
     reinterpret_cast<const void*>(&device::forkpoint_digest_units_absolute32),
     reinterpret_cast<const void*>(&device::forkpoint_digest_units_absolute64),
-    reinterpret_cast<const void*>(&device::forkpoint_digest_batch)};
+    reinterpret_cast<const void*>(&device::forkpoint_digest_batch),
+    reinterpret_cast<const void*>(&device::forkpoint_digest_pieces4),
+    reinterpret_cast<const void*>(&device::forkpoint_digest_pieces16),
+    reinterpret_cast<const void*>(&device::forkpoint_digest_pieces48)};
 
 // The number of multiprocessors of the current device; asked for each time, because threads change devices.
 cudaError_t multiprocessors(int* count) {
@@ -101,13 +116,17 @@ cudaError_t multiprocessors(int* count) {
   return cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device);
 }
 
-}  // namespace
-
-cudaError_t launch_digest(DigestLaunch& launch, cudaStream_t stream) {
+template <typename Launch>
+cudaError_t launch_planned(Launch& launch, cudaStream_t stream) {
   void* arguments[] = {launch.params()};
   return cudaLaunchKernel(kKernels[launch.kernel], dim3(launch.grid), dim3(launch.block), arguments,
                           launch.shared_bytes, stream);
 }
+
+}  // namespace
+
+cudaError_t launch_digest(DigestLaunch& launch, cudaStream_t stream) { return launch_planned(launch, stream); }
+cudaError_t launch_digest(DigestPiecesLaunch& launch, cudaStream_t stream) { return launch_planned(launch, stream); }
 
 cudaError_t digest_on_device(const void* data, const TensorView& view, const DigestTarget& target,
                              cudaStream_t stream) {

@@ -9,6 +9,7 @@
 #include <cuda_runtime_api.h>
 
 #include "kernels/digest_launch.h"
+#include "kernels/digest_pieces.h"
 
 namespace forkpoint {
 
@@ -19,5 +20,6 @@ cudaError_t digest_bytes_on_device(const void* data, size_t size_bytes, DType dt
                                    const DigestTarget& target, cudaStream_t stream);
 // Anything that the planner made.
 cudaError_t launch_digest(DigestLaunch& launch, cudaStream_t stream);
+cudaError_t launch_digest(DigestPiecesLaunch& launch, cudaStream_t stream);
 
 }  // namespace forkpoint

@@ -55,6 +55,7 @@ __device__ inline void load_tile(const unsigned char* lane_address, uint4 (&rows
 __device__ inline uint4 load_block_within(uint64_t address, uint64_t begin, uint64_t end) {
   if (address >= begin && address + 16 <= end) return load_block(reinterpret_cast<const unsigned char*>(address));
   uint32_t word[4] = {};
+  if (address + 16 <= begin || address >= end) return {};
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     if (address + i >= begin && address + i < end) {
@@ -120,16 +121,19 @@ template <DigestLoop kLoop>
 __device__ void add_end_tile(const DigestFlat& work, uint64_t tile, const FlatShared& shared, FlatSums<kLoop>& sums) {
   const uint64_t begin = reinterpret_cast<uint64_t>(work.data), end = begin + work.size_bytes;
   const uint64_t origin = begin - work.first_byte + tile * kTileBytes + 16 * (threadIdx.x % 32);
-#pragma unroll 1
-  for (int i = 0; i < kRows; ++i) sums.add_row(load_block_within(origin + i * kRowBytes, begin, end), i, shared);
+  uint4 rows[kRows];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) rows[i] = load_block_within(origin + i * kRowBytes, begin, end);
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) sums.add_row(rows[i], i, shared);
   if (sums.end_tile(tile_keys(tile))) return;
 #pragma unroll 1
   for (int i = 0; i < kRows; ++i) sums.recount(load_block_within(origin + i * kRowBytes, begin, end));
 }
 
-// part: which of the `parts` blocks this one is that go through the run together.
+// This thread's. part: which of the `parts` blocks this one is that go through the run together.
 template <DigestLoop kLoop>
-__device__ void digest_flat(const DigestFlat& work, uint32_t part, uint32_t parts, FlatShared& shared) {
+__device__ Sums flat_sums(const DigestFlat& work, uint32_t part, uint32_t parts, FlatShared& shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const uint64_t end_byte = work.first_byte + work.size_bytes;
   const uint64_t first_full = (work.first_byte + kTileBytes - 1) / kTileBytes;
@@ -177,7 +181,13 @@ __device__ void digest_flat(const DigestFlat& work, uint32_t part, uint32_t part
       if (tile == last_tile) break;
     }
   }
-  finish_digest(sums.sums(), work.target, work.parts, shared.sums);
+  return sums.sums();
+}
+
+template <DigestLoop kLoop>
+__device__ void digest_flat(const DigestFlat& work, uint32_t part, uint32_t parts, FlatShared& shared) {
+  const Sums sums = flat_sums<kLoop>(work, part, parts, shared);
+  finish_digest<kLoop != kLoopNone>(sums, work.target, work.parts, shared.sums);
 }
 
 }  // namespace forkpoint::device

@@ -81,7 +81,9 @@ enum DigestLoop : uint32_t {
   kLoopAbsolute64,
   kLoopCount
 };
-inline constexpr int kDigestKernelCount = 2 * kLoopCount + 1;
+inline constexpr int kDigestBatchKernel = 2 * kLoopCount;
+inline constexpr int kDigestPiecesKernel = kDigestBatchKernel + 1;  // the smallest of three, see digest_pieces.h
+inline constexpr int kDigestKernelCount = kDigestPiecesKernel + 3;
 inline constexpr const char* kDigestKernelNames[kDigestKernelCount] = {"forkpoint_digest_flat_none",
                                                                        "forkpoint_digest_flat_masked8",
                                                                        "forkpoint_digest_flat_masked16",
@@ -100,7 +102,10 @@ inline constexpr const char* kDigestKernelNames[kDigestKernelCount] = {"forkpoin
                                                                        "forkpoint_digest_units_absolute16",
                                                                        "forkpoint_digest_units_absolute32",
                                                                        "forkpoint_digest_units_absolute64",
-                                                                       "forkpoint_digest_batch"};
+                                                                       "forkpoint_digest_batch",
+                                                                       "forkpoint_digest_pieces4",
+                                                                       "forkpoint_digest_pieces16",
+                                                                       "forkpoint_digest_pieces48"};
 
 struct DigestLaunch {
   int kernel = 0;  // index into kDigestKernelNames

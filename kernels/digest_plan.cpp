@@ -254,7 +254,7 @@ size_t plan_digest_batch(const DigestLaunch* singles, size_t count, const Digest
     } while (begin < whole.size_bytes);
     for (size_t k = first; k < used; ++k) pieces[k].parts = static_cast<uint32_t>(used - first);
   }
-  launch->kernel = kDigestKernelCount - 1;
+  launch->kernel = kDigestBatchKernel;
   launch->grid = static_cast<uint32_t>(used);
   launch->block = kBlockThreads;
   launch->shared_bytes = 0;

@@ -244,6 +244,44 @@ void bench_batch(Bench& bench) {
   OK(cudaFree(device_pieces));
 }
 
+// One launch; piece i begins i * stride bytes after the first.
+Launch pieces_launch(Bench& bench, const std::vector<size_t>& sizes, size_t stride, size_t rotate_bytes = 0,
+                     size_t rotate = 1) {
+  return [=, &bench](int index, cudaStream_t stream) {
+    std::vector<DigestRequest> requests;
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      const size_t offset = i * stride + index % rotate * rotate_bytes;
+      requests.push_back({bench.data() + offset, sizes[i], bench.target(i)});
+    }
+    DigestPiecesLaunch launch;
+    if (plan_digest_pieces(requests.data(), requests.size(), bench.multiprocessors(), &launch) != sizes.size()) {
+      std::fprintf(stderr, "device_digest_bench: the pieces did not fit into one launch\n");
+      std::exit(2);
+    }
+    OK(launch_digest(launch, stream));
+  };
+}
+
+// What follows a launch of the program: its buffers lie in L2, or did not stay there.
+void bench_pieces(Bench& bench) {
+  constexpr size_t kKiB = 1 << 10;
+  bench.micros("digest_gpu_3_pieces_4_16_64KiB_us", pieces_launch(bench, {4 * kKiB, 16 * kKiB, 64 * kKiB}, kMiB), 3);
+  bench.micros("digest_gpu_3_pieces_512B_us", pieces_launch(bench, {512, 512, 512}, kMiB), 3);
+  bench.micros("digest_gpu_3_pieces_64KiB_us", pieces_launch(bench, {64 * kKiB, 64 * kKiB, 64 * kKiB}, kMiB), 3);
+  bench.micros("digest_gpu_16_pieces_16KiB_us", pieces_launch(bench, std::vector<size_t>(16, 16 * kKiB), kMiB), 0);
+  bench.micros("digest_gpu_48_pieces_16KiB_us", pieces_launch(bench, std::vector<size_t>(48, 16 * kKiB), kMiB), 0);
+  bench.micros("digest_gpu_48_pieces_64KiB_us", pieces_launch(bench, std::vector<size_t>(48, 64 * kKiB), kMiB), 0);
+  const std::vector<size_t> mixed = {8 * kMiB, 4 * kKiB, 16 * kKiB};
+  const size_t mixed_bytes = 8 * kMiB + 20 * kKiB;
+  bench.ratio("digest_gpu_8MiB_and_2_small_from_L2", "digest", pieces_launch(bench, mixed, 10 * kMiB), mixed_bytes,
+              0.8);
+  bench.ratio("digest_gpu_8MiB_and_2_small", "digest", pieces_launch(bench, mixed, 10 * kMiB, 32 * kMiB, 64),
+              mixed_bytes, 0.8, 32 * kMiB, 64);
+  const std::vector<size_t> large(3, 32 * kMiB);
+  bench.ratio("digest_gpu_3_pieces_32MiB", "digest", pieces_launch(bench, large, 32 * kMiB, 128 * kMiB, 16), 96 * kMiB,
+              0.85, 128 * kMiB, 16);
+}
+
 Launch view_launch(Bench& bench, const TensorView& view, size_t offset = 0) {
   return [&bench, view, offset](int, cudaStream_t stream) {
     DigestLaunch launch = plan_digest(bench.data() + offset, view, bench.target(), bench.multiprocessors());
@@ -309,6 +347,7 @@ int main(int argc, char** argv) {
   }
   bench.fill(DType::bf16);
   bench_batch(bench);
+  bench_pieces(bench);
   bench_views(bench);
   bench.fill(DType::raw);
   bench.ratio("digest_gpu_bf16_full_of_nan_256MiB", "digest", bench.digest(DType::bf16, 256 * kMiB), 256 * kMiB, 0);

@@ -1,7 +1,6 @@
 // The device digest against the host's, on every dtype, size, place and view.
 #include "kernels/device_digest.h"
 
-#include <cuda_runtime.h>
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -10,105 +9,10 @@
 #include <vector>
 
 #include "kernels/digest_fatbin.h"
-#include "lib/digest_mix.h"
+#include "tests/gpu/digest_fixture.h"
 
 namespace forkpoint {
 namespace {
-
-#define CUDA_OK(call) REQUIRE(std::string(cudaGetErrorString(call)) == "no error")
-
-// Slots in mapped host memory, one scratch entry each, and a buffer with random bytes on both sides.
-class Bench {
- public:
-  static constexpr size_t kSlots = 4096;
-  explicit Bench(size_t bytes) : host(bytes) {
-    CUDA_OK(cudaHostAlloc(reinterpret_cast<void**>(&slots), kSlots * sizeof(DigestSlot), cudaHostAllocMapped));
-    std::memset(slots, 0, kSlots * sizeof(DigestSlot));
-    CUDA_OK(cudaMalloc(reinterpret_cast<void**>(&scratch), kSlots * sizeof(DigestScratch)));
-    CUDA_OK(cudaMemset(scratch, 0, kSlots * sizeof(DigestScratch)));
-    CUDA_OK(cudaMalloc(reinterpret_cast<void**>(&device), bytes));
-    std::mt19937_64 random(bytes);
-    for (size_t i = 0; i + 8 <= bytes; i += 8) {
-      const uint64_t value = random();
-      std::memcpy(&host[i], &value, 8);
-    }
-    CUDA_OK(cudaMemcpy(device, host.data(), bytes, cudaMemcpyHostToDevice));
-    CUDA_OK(cudaDeviceSynchronize());
-  }
-  ~Bench() {
-    cudaFreeHost(slots);
-    cudaFree(scratch);
-    cudaFree(device);
-  }
-  DigestTarget target() {
-    DigestTarget next;
-    next.slot = slots + used_;
-    next.scratch = scratch + used_;
-    next.ticket = ++ticket_;
-    ++used_;
-    return next;
-  }
-  bool full() const { return used_ == kSlots; }
-  void reset() { used_ = 0; }
-
-  std::vector<unsigned char> host;
-  unsigned char* device = nullptr;
-  DigestSlot* slots = nullptr;
-  DigestScratch* scratch = nullptr;
-
- private:
-  size_t used_ = 0;
-  uint32_t ticket_ = 0;
-};
-
-void check_equal(const DigestResult& found, const DigestResult& expected) {
-  CHECK(found.digest == expected.digest);
-  CHECK(found.stats.absmax == expected.stats.absmax);
-  CHECK(found.stats.nonfinite == expected.stats.nonfinite);
-  CHECK(found.stats.word_sum == expected.stats.word_sum);
-}
-
-// Digests that were launched, to be compared once the stream is done.
-class Expected {
- public:
-  explicit Expected(Bench& bench) : bench_(bench) {}
-  ~Expected() { check(); }
-  void bytes(size_t offset, size_t size, DType dtype, uint64_t first_byte) {
-    const DigestTarget target = bench_.target();
-    CUDA_OK(digest_bytes_on_device(bench_.device + offset, size, dtype, first_byte, target, nullptr));
-    add(target, dtype, digest_bytes(&bench_.host[offset], size, dtype, first_byte));
-  }
-  void view(size_t offset, const TensorView& view) {
-    const DigestTarget target = bench_.target();
-    CUDA_OK(digest_on_device(bench_.device + offset, view, target, nullptr));
-    add(target, view.dtype, digest_view(&bench_.host[offset], view));
-  }
-  void add(const DigestTarget& target, DType dtype, const DigestResult& expected) {
-    all_.push_back({target, dtype, expected});
-    if (bench_.full()) check();
-  }
-  void check() {
-    CUDA_OK(cudaDeviceSynchronize());
-    for (size_t i = 0; i < all_.size(); ++i) {
-      SlotResult found;
-      CAPTURE(name(all_[i].dtype));
-      CAPTURE(i);
-      REQUIRE(read_slot(*all_[i].target.slot, all_[i].target.ticket, &found));
-      check_equal(finish(all_[i].dtype, found.raw), all_[i].expected);
-    }
-    all_.clear();
-    bench_.reset();
-  }
-
- private:
-  struct One {
-    DigestTarget target;
-    DType dtype;
-    DigestResult expected;
-  };
-  Bench& bench_;
-  std::vector<One> all_;
-};
 
 constexpr DType dtype_at(int i) { return static_cast<DType>(i); }
 
@@ -248,12 +152,7 @@ TEST_CASE("no number of blocks changes a bit, and the scratch is left clean") {
     expected.add(target, DType::bf16, host_view);
   }
   expected.check();
-  std::vector<DigestScratch> scratch(Bench::kSlots);
-  CUDA_OK(cudaMemcpy(scratch.data(), bench.scratch, scratch.size() * sizeof(DigestScratch), cudaMemcpyDeviceToHost));
-  for (const DigestScratch& entry : scratch) {
-    for (const uint64_t word : entry.word) CHECK(word == 0);
-    CHECK((entry.magnitude | entry.blocks_done) == 0);
-  }
+  bench.check_scratch_is_clean();
 }
 
 TEST_CASE("a batch of tensors of mixed dtypes and sizes agrees with the host") {
@@ -330,70 +229,43 @@ TEST_CASE("beyond 4 GiB positions and addresses stay right") {
 TEST_CASE("in a captured graph every replay draws a slot from the ring; a full ring counts what it drops") {
   constexpr uint64_t kCapacity = 8;
   Bench bench(4 << 20);
-  uint64_t* counters = nullptr;
-  CUDA_OK(cudaHostAlloc(reinterpret_cast<void**>(&counters), 16, cudaHostAllocMapped));
-  counters[0] = counters[1] = 0;
-  DigestRing ring;
-  ring.slots = bench.slots;
-  ring.consumed = &counters[0];
-  ring.dropped = &counters[1];
-  ring.capacity = kCapacity;
-  DigestRing* device_ring = nullptr;
-  CUDA_OK(cudaMalloc(reinterpret_cast<void**>(&device_ring), sizeof(ring)));
-  CUDA_OK(cudaMemcpy(device_ring, &ring, sizeof(ring), cudaMemcpyHostToDevice));
-
-  cudaStream_t stream;
-  cudaGraph_t graph;
-  cudaGraphExec_t executable;
-  CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  Ring ring(bench.slots, kCapacity);
   const size_t sizes[] = {3 << 20, 1000};
-  for (uint32_t node = 0; node < 2; ++node) {
-    DigestTarget target;
-    target.ring = device_ring;
-    target.scratch = bench.scratch + node;
-    target.node = 70 + node;
-    CUDA_OK(digest_bytes_on_device(bench.device, sizes[node], DType::f32, 0, target, stream));
-  }
-  CUDA_OK(cudaStreamEndCapture(stream, &graph));
-  CUDA_OK(cudaGraphInstantiate(&executable, graph, 0));
-
+  Graph graph([&](cudaStream_t stream) {
+    for (uint32_t node = 0; node < 2; ++node) {
+      DigestTarget target;
+      target.ring = ring.device();
+      target.scratch = bench.scratch + node;
+      target.node = 70 + node;
+      CUDA_OK(digest_bytes_on_device(bench.device, sizes[node], DType::f32, 0, target, stream));
+    }
+  });
   const DigestResult expected[] = {digest_bytes(bench.host.data(), sizes[0], DType::f32),
                                    digest_bytes(bench.host.data(), sizes[1], DType::f32)};
-  uint64_t next = 0;
-  const auto take = [&](uint32_t ordinal, uint32_t node) {
-    SlotResult found;
-    REQUIRE(read_slot(bench.slots[next % kCapacity], ring_ticket(next, kCapacity), &found));
-    CHECK(found.node == 70 + node);
-    CHECK(found.ordinal == ordinal);
-    check_equal(finish(DType::f32, found.raw), expected[node]);
-    __atomic_store_n(&counters[0], ++next, __ATOMIC_RELEASE);
+  const auto take_both = [&](uint32_t ordinal) {
+    for (uint32_t node = 0; node < 2; ++node) {
+      SlotResult found;
+      REQUIRE(ring.take(&found));
+      CHECK(found.node == 70 + node);
+      CHECK(found.ordinal == ordinal);
+      check_equal(finish(DType::f32, found.raw), expected[node]);
+    }
   };
   for (uint32_t replay = 0; replay < 20; ++replay) {
-    CUDA_OK(cudaGraphLaunch(executable, stream));
-    CUDA_OK(cudaStreamSynchronize(stream));
-    take(replay, 0);
-    take(replay, 1);
+    graph.launch();
+    graph.wait();
+    take_both(replay);
   }
-  CHECK(counters[1] == 0);
-  for (int replay = 0; replay < 7; ++replay) CUDA_OK(cudaGraphLaunch(executable, stream));
-  CUDA_OK(cudaStreamSynchronize(stream));
-  CHECK(counters[1] == 14 - kCapacity);
-  for (uint32_t replay = 20; replay < 24; ++replay) {
-    take(replay, 0);
-    take(replay, 1);
-  }
+  CHECK(ring.dropped() == 0);
+  for (int replay = 0; replay < 7; ++replay) graph.launch();
+  graph.wait();
+  CHECK(ring.dropped() == 14 - kCapacity);
+  for (uint32_t replay = 20; replay < 24; ++replay) take_both(replay);
   SlotResult none;
-  CHECK_FALSE(read_slot(bench.slots[next % kCapacity], ring_ticket(next, kCapacity), &none));
-  CUDA_OK(cudaGraphLaunch(executable, stream));
-  CUDA_OK(cudaStreamSynchronize(stream));
-  take(27, 0);
-  take(27, 1);
-  CUDA_OK(cudaGraphExecDestroy(executable));
-  CUDA_OK(cudaGraphDestroy(graph));
-  CUDA_OK(cudaStreamDestroy(stream));
-  CUDA_OK(cudaFree(device_ring));
-  CUDA_OK(cudaFreeHost(counters));
+  CHECK_FALSE(ring.take(&none));
+  graph.launch();
+  graph.wait();
+  take_both(27);
 }
 
 TEST_CASE("the embedded fat binary holds every kernel by name, and they do the same") {

@@ -1,0 +1,43 @@
+// Several runs of raw bytes, each by adjacent blocks; see digest_pieces.h.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/digest_flat.cuh"
+#include "kernels/digest_pieces.h"
+
+namespace forkpoint::device {
+
+// The last whose first block is not behind `block`. The same for all threads of a block.
+template <int kCapacity>
+__device__ int piece_of(const DigestPieces<kCapacity>& pieces, uint32_t block) {
+  int place = 0;
+#pragma unroll
+  for (int step = DigestPieces<kCapacity>::kPlaces / 2; step > 0; step /= 2) {
+    if (pieces.first_block[place + step] <= block) place += step;
+  }
+  return place;
+}
+
+__device__ inline DigestTarget target_of(const DigestPiece& piece) {
+  DigestTarget target;
+  target.slot = static_cast<DigestSlot*>(piece.slot_or_ring);
+  target.ring = piece.ticket == 0 ? static_cast<DigestRing*>(piece.slot_or_ring) : nullptr;
+  target.scratch = piece.scratch;
+  target.ticket = piece.ticket;
+  target.node = piece.node;
+  return target;
+}
+
+template <int kCapacity>
+__device__ void digest_piece(const DigestPieces<kCapacity>& pieces, FlatShared& shared) {
+  const int place = piece_of(pieces, blockIdx.x);
+  const DigestPiece& piece = pieces.piece[place];
+  DigestFlat run = {};
+  run.data = piece.data;
+  run.size_bytes = piece.size_bytes;
+  const Sums sums = flat_sums<kLoopNone>(run, blockIdx.x - pieces.first_block[place], piece.blocks, shared);
+  finish_digest<false>(sums, target_of(piece), piece.blocks, shared.sums);
+}
+
+}  // namespace forkpoint::device
