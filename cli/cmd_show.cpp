@@ -11,7 +11,7 @@
 namespace forkpoint {
 namespace {
 
-enum class Detail { overview, steps, records };
+enum class Detail { overview, steps, records, launches };
 
 struct ShowRequest {
   std::string directory;
@@ -36,6 +36,16 @@ ShowRequest request_from(const Arguments& arguments) {
   request.filter.tensor_glob = arguments.value("tensor");
   if (request.filter.any() || arguments.has("records")) request.detail = Detail::records;
   if (arguments.has("summary")) request.detail = Detail::steps;
+  if (const auto text = arguments.value("launches")) {
+    for (const char* other : {"steps", "records", "summary"}) {
+      if (!arguments.has(other)) continue;
+      throw UsageError(
+          fmt::format("show: --launches STEP lists the launches of one step; it goes without --{}.", other));
+    }
+    const int64_t step = *text == "-1" ? kPrologueStep : parse_count(*text, "--launches", 0);
+    request.filter.steps = {step, step};
+    request.detail = Detail::launches;
+  }
   return request;
 }
 
@@ -56,12 +66,47 @@ void note_problems(const std::vector<std::string>& problems) {
   for (const std::string& problem : problems) print_warning(problem);
 }
 
+// Why there is nothing to list.
+std::string no_launches(const Run& run, const ShowRequest& request) {
+  const int64_t step = *request.filter.steps.first;
+  bool is_there = false, has_any = false;
+  for (const auto& stream : run.streams()) {
+    if (!request.filter.wants_rank(stream->header().rank)) continue;
+    for (const StepSummary& summary : stream->steps()) {
+      is_there |= summary.step == step;
+      has_any |= summary.step == step && summary.launches != 0;
+    }
+  }
+  const std::string& run_name = request.directory;
+  if (!is_there) return fmt::format("{}: there is no step {} in it.", run_name, step);
+  if (has_any) return fmt::format("{}: no launch of step {} matches.", run_name, step);
+  const Level level = run.manifest().level;
+  if (level == Level::launch) return fmt::format("{}: step {} holds no launches.", run_name, step);
+  return fmt::format("{}: step {} holds no launches: the run was recorded at level {}, not launch.", run_name, step,
+                     name(level));
+}
+
+void show_launches(const Run& run, const ShowRequest& request, const Style& style) {
+  std::vector<std::string> problems = run.problems();
+  bool any = false;
+  visit_launches(run, request.filter, &problems, [&](const StepLaunches& step) {
+    const std::string text = launch_text(step, request.filter, style);
+    any |= !text.empty();
+    print_answer(text);
+    return !std::ferror(stdout);
+  });
+  flush_answer();
+  if (!any && problems.size() == run.problems().size()) print_note(no_launches(run, request));
+  note_problems(problems);
+}
+
 void show_text(const Run& run, const ShowRequest& request) {
   const Style style(stdout);
   if (request.detail == Detail::overview) {
     print_answer(overview_text(overview_of(run), style, terminal_width(stdout)));
     return;
   }
+  if (request.detail == Detail::launches) return show_launches(run, request, style);
   std::vector<std::string> problems = run.problems();
   bool any = false;
   visit_steps(run, request.filter, request.detail == Detail::records, &problems, [&](const StepRows& step) {
@@ -89,9 +134,24 @@ class JsonArray {
   bool first_ = true;
 };
 
+// The lists that were not asked for.
+void print_null_lists(Detail detail) {
+  if (detail != Detail::steps) print_answer(",\n\"steps\":null");
+  if (detail != Detail::records) print_answer(",\n\"records\":null");
+  if (detail != Detail::launches) print_answer(",\n\"launches\":null");
+}
+
+void show_json_launches(const Run& run, const ShowRequest& request, std::vector<std::string>* problems) {
+  JsonArray array("launches");
+  visit_launches(run, request.filter, problems, [&](const StepLaunches& step) {
+    for (const std::string& launch : launch_json(step, request.filter)) array.add(launch);
+    return !std::ferror(stdout);
+  });
+  array.end();
+}
+
 void show_json_details(const Run& run, const ShowRequest& request, std::vector<std::string>* problems) {
   const bool records = request.detail == Detail::records;
-  print_answer(records ? ",\n\"steps\":null" : ",\n\"records\":null");
   JsonArray array(records ? "records" : "steps");
   visit_steps(run, request.filter, records, problems, [&](const StepRows& step) {
     if (!records) array.add(step_json(step));
@@ -109,9 +169,10 @@ void end_json(const std::vector<std::string>& problems) {
 void show_json(const Run& run, const ShowRequest& request) {
   print_answer(overview_json(overview_of(run)));
   std::vector<std::string> problems = run.problems();
-  if (request.detail == Detail::overview) {
-    print_answer(",\n\"steps\":null,\n\"records\":null");
-  } else {
+  print_null_lists(request.detail);
+  if (request.detail == Detail::launches) {
+    show_json_launches(run, request, &problems);
+  } else if (request.detail != Detail::overview) {
     show_json_details(run, request, &problems);
   }
   end_json(problems);
@@ -127,7 +188,8 @@ int show_manifest_only(const ShowRequest& request, bool json, const Error& probl
   }
   const Overview overview = overview_of(request.directory, manifest, problem.what());
   if (json) {
-    print_answer(overview_json(overview) + ",\n\"steps\":null,\n\"records\":null");
+    print_answer(overview_json(overview));
+    print_null_lists(Detail::overview);
     end_json(overview.problems);
   } else {
     print_answer(overview_text(overview, Style(stdout), terminal_width(stdout)));
@@ -154,12 +216,14 @@ int show(const Arguments& arguments) {
 const Verb& show_verb() {
   static const Verb verb{
       .name = "show",
-      .summary = "what a run holds: manifest, ranks, steps, layers, records",
+      .summary = "what a run holds: manifest, ranks, steps, layers, records, launches",
       .usage = "show [options] RUN",
       .about =
           "Without filters: the run's manifest, state, ranks, steps, layers and what is wrong with it, on one\n"
           "screen. With a filter (or --records): every record that matches, with shape, digest, largest magnitude\n"
-          "and non-finite count; scalars with their value. GLOB is a shell pattern whose `*` also matches dots.",
+          "and non-finite count; scalars with their value. GLOB is a shell pattern whose `*` also matches dots.\n"
+          "With --launches, of a run of level launch: every kernel launch, copy and set of one step with the buffers\n"
+          "it was handed, each as allocation+offset; --tensor then means the kernel (as it is mangled) or the call.",
       .options = {kStepsOption,
                   kRanksOption,
                   {"layer", 0, "GLOB", "only layers whose dotted name matches, as in 'blocks.3.*'"},
@@ -167,10 +231,11 @@ const Verb& show_verb() {
                   {"tensor", 0, "GLOB", "only tensors whose name matches, as in '*.grad'"},
                   {"records", 0, "", "list records also when no filter is given"},
                   {"summary", 0, "", "a line a step and rank (records, bytes, digest of the step) instead"},
+                  {"launches", 0, "STEP", "list the launches of this step instead (-1: before the first)"},
                   kJsonOption},
       .examples = {{"forkpoint show runs/good", "on one screen"},
                    {"forkpoint show runs/good --steps 7 --ranks 2 --phase backward", "the gradients of one step"},
-                   {"forkpoint show runs/good --layer 'blocks.3.*' --tensor '*.grad'", "one layer through all steps"},
+                   {"forkpoint show runs/good --launches 7 --ranks 2", "what rank 2 asked of its GPU in step 7"},
                    {"forkpoint show runs/good --steps 0:9 --json | jq '.records[].digest'", "for a program"}},
       .min_positional = 1,
       .max_positional = 1,

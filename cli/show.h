@@ -1,5 +1,5 @@
 // What `forkpoint show` says about a run. Everything is drawn from an Overview (headers and summaries) and, where asked
-// for, from the records that a filter lets through.
+// for, from the records or launches that a filter lets through.
 #pragma once
 
 #include <functional>
@@ -24,13 +24,13 @@ struct RecordFilter {
   bool any() const { return steps.first || steps.last || !ranks.empty() || layer_glob || tensor_glob || phase; }
   bool wants_step(int64_t step) const;
   bool wants_rank(int rank) const;
-  bool wants_site(const Site& site) const;
+  bool wants_site(const Site& site) const;  // of a launch, the tensor is the kernel or call
 };
 
 struct RankOverview {
   int rank = 0;
   std::string state, host, device;
-  uint64_t steps = 0, complete_steps = 0, records = 0, bytes_hashed = 0, size_bytes = 0;
+  uint64_t steps = 0, complete_steps = 0, records = 0, launches = 0, bytes_hashed = 0, size_bytes = 0;
   std::optional<int64_t> first_step, last_step;
 };
 struct LayerOverview {
@@ -44,7 +44,7 @@ struct Overview {
   std::vector<int> missing_ranks;
   std::set<int64_t> steps, incomplete_steps;  // without the prologue
   bool has_prologue = false;
-  uint64_t records = 0, bytes_hashed = 0, size_bytes = 0;
+  uint64_t records = 0, launches = 0, bytes_hashed = 0, size_bytes = 0;
   std::map<std::string, LayerOverview> layers;
   std::vector<std::string> gaps, limits, problems;
 };
@@ -63,13 +63,26 @@ struct StepRows {
 void visit_steps(const Run& run, const RecordFilter& filter, bool with_records, std::vector<std::string>* problems,
                  const std::function<bool(const StepRows&)>& visit);
 
+// As visit_steps, with the launches of the steps that have any.
+struct StepLaunches {
+  const HashStreamReader* stream = nullptr;
+  const StepSummary* summary = nullptr;
+  LaunchColumns launches;
+};
+void visit_launches(const Run& run, const RecordFilter& filter, std::vector<std::string>* problems,
+                    const std::function<bool(const StepLaunches&)>& visit);
+
 std::string hex(const Digest& digest);
+std::string step_title(int64_t step);  // "step 7", "before the first step"
 std::string overview_text(const Overview& overview, const Style& style, size_t width);
 std::string step_text(const StepRows& step);                        // one line
 std::string record_text(const StepRows& step, const Style& style);  // a heading and a line a record
+// A heading, a line a launch and a line a buffer; empty when the filter lets no launch through.
+std::string launch_text(const StepLaunches& step, const RecordFilter& filter, const Style& style);
 // JSON pieces; the caller joins them, since a run's records need not fit in memory.
 std::string overview_json(const Overview& overview);  // "{ ... " without the closing brace
 std::string step_json(const StepRows& step);
 std::string record_json(const StepRows& step, const Record& record);
+std::vector<std::string> launch_json(const StepLaunches& step, const RecordFilter& filter);  // one a launch
 
 }  // namespace forkpoint

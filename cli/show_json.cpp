@@ -33,6 +33,7 @@ Json rank_json(const RankOverview& rank) {
           {"first_step", optional_step(rank.first_step)},
           {"last_step", optional_step(rank.last_step)},
           {"records", rank.records},
+          {"launches", rank.launches},
           {"bytes_hashed", rank.bytes_hashed},
           {"size_bytes", rank.size_bytes}};
 }
@@ -66,6 +67,7 @@ std::string overview_json(const Overview& overview) {
   json["last_step"] = overview.steps.empty() ? Json(nullptr) : Json(*overview.steps.rbegin());
   json["incomplete_steps"] = overview.incomplete_steps;
   json["record_count"] = overview.records;
+  json["launch_count"] = overview.launches;
   json["bytes_hashed"] = overview.bytes_hashed;
   json["size_bytes"] = overview.size_bytes;
   json["layers"] = Json::array();
@@ -82,8 +84,10 @@ std::string step_json(const StepRows& step) {
                {"step", step.summary->step},
                {"complete", step.summary->complete},
                {"records", step.summary->records},
+               {"launches", step.summary->launches},
                {"bytes_hashed", step.summary->bytes_hashed},
-               {"digest", hex(step.summary->digest)}});
+               {"digest", hex(step.summary->digest)},
+               {"launch_digest", step.summary->launches == 0 ? Json(nullptr) : Json(hex(step.summary->launch_sum))}});
 }
 
 std::string record_json(const StepRows& step, const Record& record) {

@@ -35,6 +35,7 @@ RankOverview rank_overview(const HashStreamReader& stream) {
   rank.size_bytes = stream.size_bytes();
   for (const StepSummary& step : stream.steps()) {
     rank.records += step.records;
+    rank.launches += step.launches;
     rank.bytes_hashed += step.bytes_hashed;
     if (step.step == kPrologueStep) continue;
     ++rank.steps;
@@ -58,6 +59,7 @@ std::string gap_sentence(int rank, const Gap& gap) {
 void add_stream(const HashStreamReader& stream, Overview* overview) {
   const RankOverview rank = rank_overview(stream);
   overview->records += rank.records;
+  overview->launches += rank.launches;
   overview->bytes_hashed += rank.bytes_hashed;
   overview->size_bytes += rank.size_bytes;
   overview->ranks.push_back(rank);
@@ -70,6 +72,7 @@ void add_stream(const HashStreamReader& stream, Overview* overview) {
   for (const Site& site : stream.sites()) {
     LayerOverview& layer = overview->layers[site.layer];
     layer.phases.insert(site.phase);
+    if (site.kind == Kind::launch) continue;  // a kernel is no tensor
     layer.tensors.insert(site.op.empty() ? site.tensor : site.op + "." + site.tensor);
   }
   for (const Gap& gap : stream.gaps()) overview->gaps.push_back(gap_sentence(rank.rank, gap));
@@ -129,6 +132,27 @@ void visit_steps(const Run& run, const RecordFilter& filter, bool with_records, 
           stream->read_step(i, &columns);
           keep_wanted(filter, columns, &step);
         }
+      } catch (const Error& error) {
+        problems->push_back(error.what());
+        continue;
+      }
+      if (!visit(step)) return;
+    }
+  }
+}
+
+void visit_launches(const Run& run, const RecordFilter& filter, std::vector<std::string>* problems,
+                    const std::function<bool(const StepLaunches&)>& visit) {
+  StepLaunches step;
+  for (const auto& stream : run.streams()) {
+    if (!filter.wants_rank(stream->header().rank)) continue;
+    step.stream = stream.get();
+    const auto steps = stream->steps();
+    for (size_t i = 0; i < steps.size(); ++i) {
+      if (!filter.wants_step(steps[i].step) || steps[i].launches == 0) continue;
+      step.summary = &steps[i];
+      try {
+        stream->read_launches(i, &step.launches);
       } catch (const Error& error) {
         problems->push_back(error.what());
         continue;

@@ -10,6 +10,10 @@ namespace forkpoint {
 
 std::string hex(const Digest& digest) { return fmt::format("{:016x}{:016x}", digest.a, digest.b); }
 
+std::string step_title(int64_t step) {
+  return step == kPrologueStep ? "before the first step" : fmt::format("step {}", step);
+}
+
 namespace {
 
 constexpr size_t kMostRanks = 8, kMostLayers = 16, kMostEntries = 6;
@@ -42,6 +46,7 @@ class OverviewText {
     origin();
     line("ranks", ranks());
     line("steps", steps());
+    if (overview_.launches != 0) line("launches", launches());
     line("records", fmt::format("{}, {} hashed, {} on disk", grouped(overview_.records),
                                 human_size(overview_.bytes_hashed), human_size(overview_.size_bytes)));
     list("gap", overview_.gaps);
@@ -114,6 +119,13 @@ class OverviewText {
     return text;
   }
 
+  std::string launches() const {
+    const size_t ranks = std::max<size_t>(overview_.ranks.size(), 1), steps = overview_.steps.size();
+    std::string text = grouped(overview_.launches);
+    if (steps != 0) text += fmt::format(", about {} a step and rank", grouped(overview_.launches / ranks / steps));
+    return text;
+  }
+
   void rank_table() {
     if (overview_.ranks.size() < 2) return;
     out_ += fmt::format("\n  {:>5}  {:<9} {:>7} {:>13} {:>10}  {}\n", "rank", "state", "steps", "records", "size",
@@ -162,10 +174,6 @@ class OverviewText {
   std::string out_;
 };
 
-std::string step_name(int64_t step) {
-  return step == kPrologueStep ? "before the first step" : fmt::format("step {}", step);
-}
-
 std::string value_text(const Site& site, const Record& record) {
   if (site.kind == Kind::scalar) return fmt::format("value {}", scalar_value(record.digest));
   std::string text = hex(record.digest);
@@ -193,8 +201,10 @@ std::string overview_text(const Overview& overview, const Style& style, size_t w
 }
 
 std::string step_text(const StepRows& step) {
-  return fmt::format("rank {:<4} {:<22} {:>9} records {:>10} hashed  {}{}\n", step.stream->header().rank,
-                     step_name(step.summary->step), grouped(step.summary->records),
+  const uint64_t launches = step.summary->launches;
+  return fmt::format("rank {:<4} {:<22} {:>9} records {}{:>10} hashed  {}{}\n", step.stream->header().rank,
+                     step_title(step.summary->step), grouped(step.summary->records),
+                     launches == 0 ? "" : fmt::format("{:>9} launches ", grouped(launches)),
                      human_size(step.summary->bytes_hashed), hex(step.summary->digest),
                      step.summary->complete ? "" : "  incomplete");
 }
@@ -202,7 +212,7 @@ std::string step_text(const StepRows& step) {
 std::string record_text(const StepRows& step, const Style& style) {
   const auto sites = step.stream->sites();
   const auto layouts = step.stream->layouts();
-  std::string out = style.bold(fmt::format("rank {}, {}", step.stream->header().rank, step_name(step.summary->step)));
+  std::string out = style.bold(fmt::format("rank {}, {}", step.stream->header().rank, step_title(step.summary->step)));
   out += step.summary->complete ? "\n" : " (incomplete)\n";
   size_t name_width = 0, layout_width = 0;
   std::vector<std::string> names, forms;

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "lib/launch.h"
 #include "lib/record.h"
 
 namespace forkpoint {
@@ -50,6 +51,8 @@ struct StepSummary {
   uint64_t eval_records = 0;
   uint64_t bytes_hashed = 0;   // 0 when not known (complete is false)
   bool complete = true;        // false: the stream ended (or was damaged) within this step; sums over what is there
+  uint64_t launches = 0;       // rows of read_launches; in no phase and not in `records`
+  Digest launch_sum;           // sum of launch_leaf over them
 };
 
 // Appends to one file. Not thread-safe: one writer thread owns it. Errors (disk full, a second writer, unwritable
@@ -68,6 +71,9 @@ class HashStreamWriter {
   // REQUIRES: steps begin in any order, but one at a time; append only within a step. micro_step and call as in Record.
   virtual void begin_step(int64_t step) = 0;
   virtual void append(const Record& record, uint64_t bytes_hashed) = 0;
+  // Level::launch: the next row of the step's launches, and its row.buffers buffers. row.site: of site_id. As append,
+  // only within a step; a row of LaunchKind::record only after the record that it stands for.
+  virtual void append_launch(const LaunchRow& row, const BufferRow* buffers) = 0;
   virtual void end_step() = 0;
 
   virtual void add_gap(const Gap& gap) = 0;
@@ -125,6 +131,9 @@ class HashStreamReader {
   virtual std::vector<PhaseSummary> phases(size_t step_index) const = 0;
   virtual std::vector<LayerSummary> layers(size_t step_index) const = 0;
   virtual void read_step(size_t step_index, StepColumns* columns) const = 0;
+  // The step's launches, in order; none where none were recorded; where some were lost, those before the first of them.
+  // Throws as read_step. The site, the record and the launch that a row names exist.
+  virtual void read_launches(size_t step_index, LaunchColumns* launches) const = 0;
 
   // Gaps the recorder wrote, and those that reading found: a damaged frame, a cut tail.
   virtual std::span<const Gap> gaps() const = 0;

@@ -1,5 +1,6 @@
 #include "lib/hash_stream_format.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 
@@ -43,27 +44,6 @@ void decode_numbers(size_t count, ByteReader* in, std::vector<int64_t>* numbers)
   if (!in->ok()) return;
   numbers->resize(count);
   for (int64_t& number : *numbers) number = in->signed_number();
-}
-
-// Strictly ascending offsets as differences: no frame is named twice, so what an index makes a reader allocate is
-// bounded by the file.
-void encode_offsets(const std::vector<uint64_t>& offsets, ByteWriter* out) {
-  out->number(offsets.size());
-  uint64_t last = 0;
-  for (uint64_t offset : offsets) {
-    out->number(offset - last);
-    last = offset;
-  }
-}
-
-void decode_offsets(ByteReader* in, std::vector<uint64_t>* offsets) {
-  offsets->resize(in->count());
-  uint64_t last = 0;
-  for (uint64_t& offset : *offsets) {
-    const uint64_t difference = in->number();
-    if (difference == 0 || difference > UINT64_MAX - last) return in->fail();
-    offset = last += difference;
-  }
 }
 
 void encode(const Site& site, ByteWriter* out) {
@@ -114,6 +94,29 @@ void decode_one(ByteReader* in, Communicator* communicator) {
   for (int& member : communicator->members) member = static_cast<int>(in->signed_number());
 }
 
+// Behind the lists, where a communicator has an identity: one for each of them.
+void encode_identities(const std::vector<Communicator>& communicators, ByteWriter* out) {
+  const auto has_identity = [](const Communicator& one) { return one.size != 0 || !(one.id == Digest{}); };
+  if (std::none_of(communicators.begin(), communicators.end(), has_identity)) return;
+  out->number(communicators.size());
+  for (const Communicator& communicator : communicators) {
+    out->digest(communicator.id);
+    out->signed_number(communicator.own_rank);
+    out->signed_number(communicator.size);
+  }
+}
+
+bool decode_identities(ByteReader* in, std::vector<Communicator>* communicators) {
+  if (!in->ok() || in->left() == 0) return in->ok();  // a stream without them
+  if (in->count() != communicators->size()) return false;
+  for (Communicator& communicator : *communicators) {
+    communicator.id = in->digest();
+    communicator.own_rank = static_cast<int>(in->signed_number());
+    communicator.size = static_cast<int>(in->signed_number());
+  }
+  return in->ok();
+}
+
 template <typename Item>
 void encode_list(uint32_t first, const std::vector<Item>& items, ByteWriter* out) {
   out->number(first);
@@ -133,8 +136,9 @@ void decode_list(ByteReader* in, uint32_t* first, std::vector<Item>* items) {
 }  // namespace
 
 std::string_view name(FrameType type) {
-  constexpr std::array<std::string_view, 9> kNames = {"unknown", "header",         "dictionary", "records", "step",
-                                                      "gap",     "coverage limit", "index",      "end"};
+  constexpr std::array<std::string_view, 11> kNames = {"unknown", "header",   "dictionary",     "records",
+                                                       "step",    "gap",      "coverage limit", "index",
+                                                       "end",     "launches", "launch index"};
   const auto number = static_cast<size_t>(type);
   return number < kNames.size() ? kNames[number] : kNames[0];
 }
@@ -230,6 +234,8 @@ StepSummary summarize(int64_t step, const StepSums& sums, bool complete) {
   summary.eval_records = sums.eval_records;
   summary.bytes_hashed = sums.bytes_hashed;
   summary.complete = complete;
+  summary.launches = sums.launches;
+  summary.launch_sum = sums.launch_sum;
   return summary;
 }
 
@@ -276,13 +282,14 @@ void encode(const DictionaryPart& part, ByteWriter* out) {
   encode_list(part.first_site, part.sites, out);
   encode_list(part.first_layout, part.layouts, out);
   encode_list(part.first_communicator, part.communicators, out);
+  encode_identities(part.communicators, out);
 }
 
 bool decode(ByteReader in, DictionaryPart* out) {
   decode_list(&in, &out->first_site, &out->sites);
   decode_list(&in, &out->first_layout, &out->layouts);
   decode_list(&in, &out->first_communicator, &out->communicators);
-  return in.ok();
+  return decode_identities(&in, &out->communicators);
 }
 
 void encode(const StepSums& sums, ByteWriter* out) {
@@ -298,6 +305,10 @@ void encode(const StepSums& sums, ByteWriter* out) {
     out->digest(sums.phase[phase]);
     out->number(sums.records[phase]);
   }
+  if (sums.launches == 0) return;  // as before there were launches
+  out->number(sums.launches);
+  out->number(sums.launch_frames);
+  out->digest(sums.launch_sum);
 }
 
 bool decode(ByteReader in, StepSums* out) {
@@ -311,6 +322,10 @@ bool decode(ByteReader in, StepSums* out) {
     out->phase[phase] = in.digest();
     out->records[phase] = in.number();
   }
+  if (in.left() == 0) return in.ok();
+  out->launches = in.number();
+  out->launch_frames = in.number();
+  out->launch_sum = in.digest();
   return in.ok();
 }
 
@@ -338,54 +353,6 @@ bool decode(ByteReader in, CoverageLimit* out) {
   out->what = in.text();
   out->detail = in.text();
   return in.ok();
-}
-
-void encode(const IndexPart& part, ByteWriter* out) {
-  encode_offsets(part.meta_frames, out);
-  out->number(part.steps.size());
-  for (const IndexedStep& step : part.steps) {
-    out->signed_number(step.summary.step);
-    out->digest(step.summary.digest);
-    out->number(step.summary.records);
-    out->number(step.summary.eval_records);
-    out->number(step.summary.bytes_hashed);
-    out->u8(step.summary.complete);
-    out->number(step.ordinal);
-    out->number(step.step_frame);
-    encode_offsets(step.record_frames, out);
-  }
-}
-
-bool decode(ByteReader in, IndexPart* out) {
-  decode_offsets(&in, &out->meta_frames);
-  const size_t steps = in.count();
-  if (steps > kStepsPerIndex) return false;
-  for (size_t i = 0; i < steps && in.ok(); ++i) {
-    IndexedStep& step = out->steps.emplace_back();
-    step.summary.step = in.signed_number();
-    step.summary.digest = in.digest();
-    step.summary.records = in.number();
-    step.summary.eval_records = in.number();
-    step.summary.bytes_hashed = in.number();
-    step.summary.complete = in.u8() != 0;
-    step.ordinal = static_cast<uint32_t>(in.number());
-    step.step_frame = in.number();
-    decode_offsets(&in, &step.record_frames);
-  }
-  return in.ok();
-}
-
-void encode(const EndPart& part, uint64_t end_offset, ByteWriter* out) {
-  out->number(part.frames);
-  encode_offsets(part.index_frames, out);
-  out->u64(end_offset);
-  out->raw(kEndMagic, sizeof(kEndMagic));
-}
-
-bool decode(ByteReader in, EndPart* out) {
-  out->frames = in.number();
-  decode_offsets(&in, &out->index_frames);
-  return in.ok() && in.left() >= kEndTrailerBytes;
 }
 
 }  // namespace forkpoint

@@ -1,4 +1,5 @@
-// The bytes of a hash stream: what writer and reader share. FORMAT.md explains them. Not for callers outside lib.
+// The bytes of a hash stream: what writer and reader share (its index: hash_stream_index.h). FORMAT.md explains them.
+// Not for callers outside lib.
 #pragma once
 
 #include <cstddef>
@@ -25,10 +26,13 @@ inline constexpr size_t kEndTrailerBytes = 16;   // offset of the end frame, kEn
 inline constexpr uint32_t kMaxPayloadBytes = 64u << 20;
 inline constexpr uint32_t kMaxExpansion = 1024;  // of a compressed payload
 inline constexpr size_t kRecordsPerFrame = 16384;
+inline constexpr size_t kLaunchesPerFrame = 16384;
+inline constexpr size_t kBuffersPerFrame = 65536;  // of all its launches; far more than one launch can be handed
 inline constexpr size_t kStepsPerIndex = 4096;
 
 enum class FrameType : uint8_t {
   header = 1, dictionary = 2, records = 3, step = 4, gap = 5, coverage_limit = 6, index = 7, end = 8,
+  launches = 9, launch_index = 10,
 };
 std::string_view name(FrameType type);
 
@@ -42,9 +46,9 @@ struct FrameHeader {
   uint8_t flags = 0;
   uint32_t stored_bytes = 0;  // payload as it lies in the file
   uint32_t raw_bytes = 0;     // payload uncompressed
-  int64_t step = 0;           // records and step frames
+  int64_t step = 0;           // records, launches and step frames
   uint32_t step_ordinal = 0;  // n-th begin_step of the stream; tells two steps of one number apart
-  uint32_t records = 0;       // records frames
+  uint32_t records = 0;       // rows of records and launches frames
   uint64_t sequence = 0;      // n-th frame of the file
   Digest checksum;            // of the stored payload
 };
@@ -111,35 +115,20 @@ struct StepSums {
   uint64_t frames = 0;  // records frames of the step
   Digest phase[kPhaseCount];
   uint64_t records[kPhaseCount] = {};
+  uint64_t launches = 0;
+  uint64_t launch_frames = 0;
+  Digest launch_sum;
   void add(Phase at, const Digest& leaf) { phase[static_cast<int>(at)] += leaf; ++records[static_cast<int>(at)]; }
   Digest root() const;
   uint64_t total_records() const;
 };
 StepSummary summarize(int64_t step, const StepSums& sums, bool complete);
 
-struct IndexedStep {
-  StepSummary summary;
-  uint32_t ordinal = 0;
-  uint64_t step_frame = 0;              // byte offset; 0: none, the step did not end
-  std::vector<uint64_t> record_frames;  // byte offsets
-};
-struct IndexPart {
-  std::vector<uint64_t> meta_frames;    // byte offsets of dictionary, gap and coverage limit frames
-  std::vector<IndexedStep> steps;       // at most kStepsPerIndex
-};
-struct EndPart {
-  uint64_t frames = 0;                  // in the file, this one included
-  std::vector<uint64_t> index_frames;   // byte offsets
-};
-
 void encode(const StreamHeader& header, ByteWriter* out);
 void encode(const DictionaryPart& part, ByteWriter* out);
 void encode(const StepSums& sums, ByteWriter* out);
 void encode(const Gap& gap, ByteWriter* out);
 void encode(const CoverageLimit& limit, ByteWriter* out);
-void encode(const IndexPart& part, ByteWriter* out);
-// end_offset: where the end frame itself begins; the file's last bytes say it, so that a reader finds it.
-void encode(const EndPart& part, uint64_t end_offset, ByteWriter* out);
 
 // False when the bytes do not say what they should; *out is then unspecified. Trailing bytes are allowed (later
 // fields).
@@ -148,7 +137,5 @@ bool decode(ByteReader in, DictionaryPart* out);
 bool decode(ByteReader in, StepSums* out);
 bool decode(ByteReader in, Gap* out);
 bool decode(ByteReader in, CoverageLimit* out);
-bool decode(ByteReader in, IndexPart* out);
-bool decode(ByteReader in, EndPart* out);
 
 }  // namespace forkpoint

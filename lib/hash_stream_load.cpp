@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "lib/error.h"
+#include "lib/hash_stream_index.h"
 
 namespace forkpoint {
 namespace {
@@ -96,9 +97,29 @@ bool add_index(std::span<const uint8_t> payload, StreamContents* contents, std::
   meta_frames->insert(meta_frames->end(), part.meta_frames.begin(), part.meta_frames.end());
   for (const IndexedStep& step : part.steps) {
     contents->steps.push_back(step.summary);
-    contents->places.push_back(
-        {step.ordinal, step.step_frame, contents->record_frames.size(), step.record_frames.size()});
+    contents->places.push_back({.ordinal = step.ordinal,
+                                .step_frame = step.step_frame,
+                                .first_frame = contents->record_frames.size(),
+                                .frame_count = step.record_frames.size()});
     contents->record_frames.insert(contents->record_frames.end(), step.record_frames.begin(), step.record_frames.end());
+  }
+  return true;
+}
+
+// REQUIRES: the index frames before it were added.
+bool add_launch_index(std::span<const uint8_t> payload, StreamContents* contents) {
+  LaunchIndexPart part;
+  if (!decode(ByteReader(payload), &part)) return false;
+  for (const IndexedLaunches& launches : part) {
+    const auto place = std::lower_bound(contents->places.begin(), contents->places.end(), launches.ordinal,
+                                        [](const StepPlace& at, uint32_t ordinal) { return at.ordinal < ordinal; });
+    if (place == contents->places.end() || place->ordinal != launches.ordinal) return false;
+    StepSummary& summary = contents->steps[static_cast<size_t>(place - contents->places.begin())];
+    summary.launches = launches.launches;
+    summary.launch_sum = launches.launch_sum;
+    place->first_launch_frame = contents->launch_frames.size();
+    place->launch_frame_count = launches.frames.size();
+    contents->launch_frames.insert(contents->launch_frames.end(), launches.frames.begin(), launches.frames.end());
   }
   return true;
 }
@@ -144,8 +165,13 @@ bool load_by_index(const InputFile& file, StreamContents* contents) {
   if (!end_frame || end_frame->end() != size || end_frame->header.sequence + 1 != end.frames) return false;
   std::vector<uint64_t> meta_frames;
   for (uint64_t offset : end.index_frames) {
-    const auto payload = part_at(offset, FrameType::index);
-    if (!payload || !add_index(*payload, contents, &meta_frames)) return false;
+    auto payload = part_at(offset, FrameType::index);
+    const bool is_of_launches = !payload;
+    if (is_of_launches) payload = part_at(offset, FrameType::launch_index);
+    if (!payload) return false;
+    if (!(is_of_launches ? add_launch_index(*payload, contents) : add_index(*payload, contents, &meta_frames))) {
+      return false;
+    }
   }
   for (uint64_t offset : meta_frames) {
     const auto frame = source.frame_at(offset, &fault);
@@ -167,91 +193,6 @@ std::unique_ptr<StreamContents> load_stream(const InputFile& file) {
   scanned->end = file.size_bytes();
   load_by_scan(file, scanned.get());
   return scanned;
-}
-
-std::string StepReader::read(const StepPlace& place, int64_t step, StepColumns* columns) {
-  resize(columns, 0);
-  for (size_t i = 0; i < place.frame_count; ++i) {
-    const size_t frame = place.first_frame + i;
-    const bool is_last = i + 1 == place.frame_count;
-    const uint64_t next = is_last ? place.step_frame : contents_.record_frames[frame + 1];
-    std::string fault = append_frame(contents_.record_frames[frame], next, place, step, columns);
-    if (!fault.empty()) return fault;
-  }
-  return {};
-}
-
-std::string StepReader::append_frame(uint64_t offset, uint64_t expected_end, const StepPlace& place, int64_t step,
-                                     StepColumns* columns) {
-  const auto at = [&](std::string_view what) { return fmt::format("byte {}: {}", offset, what); };
-  // The next frame of the step mostly follows at once: then one read gets header and payload.
-  size_t wanted = kFrameHeaderBytes;
-  if (expected_end > offset + wanted) wanted = std::min<uint64_t>(expected_end - offset, kMaxPayloadBytes);
-  wanted = std::min<uint64_t>(wanted, contents_.end - std::min(offset, contents_.end));
-  if (buffer_.size() < wanted) buffer_.resize(wanted);
-  size_t there = file_.read_at(offset, buffer_.data(), wanted);
-  if (there < kFrameHeaderBytes) return at("expected a records frame, found the end of the file");
-  const auto header = decode_frame_header(buffer_.data());
-  if (!header || header->type != FrameType::records) return at("expected a records frame, found something else");
-  if (header->step != step || header->step_ordinal != place.ordinal) {
-    return at(fmt::format("expected a records frame of step {}, found one of step {}", step, header->step));
-  }
-  const uint64_t size = header->stored_bytes;
-  if (size > kMaxPayloadBytes || header->records > size / sizeof(Digest))
-    return at("a records frame with an impossible length");
-  if (there < kFrameHeaderBytes + size) {
-    if (offset + kFrameHeaderBytes + size > contents_.end)
-      return at("a records frame that reaches past the end of the file");
-    buffer_.resize(std::max<size_t>(buffer_.size(), kFrameHeaderBytes + size));
-    there += file_.read_at(offset + there, buffer_.data() + there, kFrameHeaderBytes + size - there);
-    if (there < kFrameHeaderBytes + size)
-      return at("a records frame could not be read to its end: the file was cut or failed");
-  }
-  const std::span<const uint8_t> payload(buffer_.data() + kFrameHeaderBytes, size);
-  if (digest_only(payload.data(), payload.size()) != header->checksum) {
-    return at(fmt::format("a records frame of {} bytes does not have its checksum", size));
-  }
-  const size_t first = columns->size();
-  resize(columns, first + header->records);
-  std::string fault = "a records frame that cannot be decoded";
-  if (decoder_.decode(payload, first, header->records, columns)) fault = check_ids(*columns, first);
-  if (fault.empty()) return {};
-  resize(columns, first);
-  return at(fault);
-}
-
-std::string StepReader::check_ids(const StepColumns& columns, size_t first) const {
-  uint32_t site = 0, layout = 0;
-  for (size_t i = first; i < columns.size(); ++i) {
-    site = std::max(site, columns.site[i]);
-    layout = std::max(layout, columns.layout[i]);
-  }
-  if (first < columns.size() && (site >= contents_.sites.size() || layout >= contents_.layouts.size())) {
-    return fmt::format("a records frame names site {} of {} and layout {} of {}", site, contents_.sites.size(), layout,
-                       contents_.layouts.size());
-  }
-  const auto& lost_sites = contents_.lost_sites;
-  const auto& lost_layouts = contents_.lost_layouts;
-  if (lost_sites.empty() && lost_layouts.empty()) return {};
-  for (size_t i = first; i < columns.size(); ++i) {
-    if (std::binary_search(lost_sites.begin(), lost_sites.end(), columns.site[i]) ||
-        std::binary_search(lost_layouts.begin(), lost_layouts.end(), columns.layout[i])) {
-      return "a records frame whose names were lost with a damaged dictionary frame";
-    }
-  }
-  return {};
-}
-
-void add_to_sums(const StreamContents& contents, const StepColumns& columns, size_t first, StepSums* sums) {
-  for (size_t i = first; i < columns.size(); ++i) {
-    if (columns.flags[i] & kRecordEval) {
-      ++sums->eval_records;
-      continue;
-    }
-    const uint32_t site = columns.site[i];
-    sums->add(contents.sites[site].phase,
-              tree_leaf(contents.site_keys[site], contents.layout_keys[columns.layout[i]], columns.row(i)));
-  }
 }
 
 }  // namespace forkpoint

@@ -13,6 +13,14 @@ namespace {
 // Large enough that a call costs nothing, small enough to be checked out of the L2 cache.
 constexpr size_t kVerifyWindowBytes = 512 << 10;
 
+// Whether the frames of one type are those that opening knows of, in their order.
+struct FrameCheck {
+  std::string_view kind;
+  std::span<const uint64_t> named;  // byte offsets
+  size_t seen = 0;
+  bool is_next(uint64_t offset) { return seen < named.size() && named[seen++] == offset; }
+};
+
 class Reader final : public HashStreamReader {
  public:
   explicit Reader(const std::string& path) : file_(path), contents_(load_stream(file_)) {}
@@ -63,16 +71,26 @@ class Reader final : public HashStreamReader {
     auto reader = take_step_reader();
     const std::string fault = reader->read(contents_->places[step_index], contents_->steps[step_index].step, columns);
     give_back(std::move(reader));
-    if (!fault.empty()) {
-      throw Error(fmt::format("{}: step {} is damaged at {}.", path(), contents_->steps[step_index].step, fault),
-                  "Restore the file from a copy, or record this rank again.");
-    }
+    if (!fault.empty()) throw_damaged(step_index, fault);
+  }
+
+  void read_launches(size_t step_index, LaunchColumns* launches) const override {
+    auto reader = take_step_reader();
+    const std::string fault =
+        reader->read_launches(contents_->places[step_index], contents_->steps[step_index], launches);
+    give_back(std::move(reader));
+    if (!fault.empty()) throw_damaged(step_index, fault);
   }
 
   std::string verify(uint64_t* frames) const override;
 
  private:
   using LayerGroup = std::pair<Phase, std::string_view>;
+
+  [[noreturn]] void throw_damaged(size_t step_index, const std::string& fault) const {
+    throw Error(fmt::format("{}: step {} is damaged at {}.", path(), contents_->steps[step_index].step, fault),
+                "Restore the file from a copy, or record this rank again.");
+  }
 
   StepSums sums_of(size_t step_index) const {
     const StepPlace& place = contents_->places[step_index];
@@ -139,7 +157,7 @@ std::string Reader::verify(uint64_t* frames) const {
     return fmt::format("{}: damaged at byte {}: {}.", path(), offset, what);
   };
   uint64_t sequence = 0;
-  size_t record_frames = 0;
+  FrameCheck records{"records", contents_->record_frames}, launches{"launches", contents_->launch_frames};
   uint64_t offset = kPrefixBytes;
   for (std::string fault; offset < contents_->end; ++sequence) {
     const auto frame = source.frame_at(offset, &fault);
@@ -147,16 +165,17 @@ std::string Reader::verify(uint64_t* frames) const {
     if (frame->header.sequence != sequence) {
       return damaged(offset, fmt::format("expected frame number {}, found {}", sequence, frame->header.sequence));
     }
-    if (frame->header.type == FrameType::records) {
-      const auto& known = contents_->record_frames;
-      if (record_frames == known.size() || known[record_frames++] != offset) {
-        return damaged(offset, "a records frame that the index does not name");
+    for (FrameCheck* check : {&records, &launches}) {
+      if (name(frame->header.type) == check->kind && !check->is_next(offset)) {
+        return damaged(offset, fmt::format("a {} frame that the index does not name", check->kind));
       }
     }
     offset = frame->end();
   }
-  if (record_frames != contents_->record_frames.size())
-    return damaged(offset, "the index names a records frame that is not there");
+  for (const FrameCheck* check : {&records, &launches}) {
+    if (check->seen != check->named.size())
+      return damaged(offset, fmt::format("the index names a {} frame that is not there", check->kind));
+  }
   if (frames != nullptr) *frames = sequence;
   return {};
 }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "lib/error.h"
 #include "lib/hash_stream_load.h"
@@ -19,6 +20,7 @@ struct ScannedStep {
   StepSums stored;          // of the step frame
   bool has_end = false;     // the step frame was read
   bool is_damaged = false;  // frames are missing; a Gap says so already
+  bool has_hole = false;    // something was lost right before one of its frames: it may have been records
 };
 
 class Scanner {
@@ -73,7 +75,7 @@ class Scanner {
     }
     after_damage_ = false;
     next_sequence_ = header.sequence + 1;
-    const bool is_known = header.type >= FrameType::header && header.type <= FrameType::end;
+    const bool is_known = header.type >= FrameType::header && header.type <= FrameType::launch_index;
     if (!is_known && (header.flags & kFrameSkippable)) return;
     if (!is_known || (header.flags & ~(kFrameZstd | kFrameSkippable))) {
       throw Error(
@@ -83,13 +85,16 @@ class Scanner {
     }
     switch (header.type) {
       case FrameType::header:
-        break;
       case FrameType::index:
+      case FrameType::launch_index:
         break;
       case FrameType::records:
-        close_gaps(header.step);
-        step_of(header).place.frame_count++;
+        enter_step(header).place.frame_count++;
         contents_.record_frames.push_back(frame.offset);
+        break;
+      case FrameType::launches:
+        enter_step(header).place.launch_frame_count++;
+        contents_.launch_frames.push_back(frame.offset);
         break;
       default:
         take_payload(frame);
@@ -104,8 +109,7 @@ class Scanner {
 
   bool take_known(const Frame& frame, std::span<const uint8_t> payload, std::string* fault) {
     if (frame.header.type == FrameType::step) {
-      close_gaps(frame.header.step);
-      ScannedStep& step = step_of(frame.header);
+      ScannedStep& step = enter_step(frame.header);
       step.has_end = decode(ByteReader(payload), &step.stored);
       if (step.has_end) step.place.step_frame = frame.offset;
       if (!step.has_end) *fault = "a step frame does not hold what it should";
@@ -118,14 +122,19 @@ class Scanner {
     return add_meta(frame, payload, true, &contents_, fault);
   }
 
-  ScannedStep& step_of(const FrameHeader& header) {
+  // The step of a frame that belongs to one.
+  ScannedStep& enter_step(const FrameHeader& header) {
+    const bool after_hole = !open_gaps_.empty();
+    close_gaps(header.step);
     if (steps_.empty() || steps_.back().place.ordinal != header.step_ordinal || steps_.back().step != header.step) {
       ScannedStep step;
       step.step = header.step;
       step.place.ordinal = header.step_ordinal;
       step.place.first_frame = contents_.record_frames.size();
+      step.place.first_launch_frame = contents_.launch_frames.size();
       steps_.push_back(step);
     }
+    steps_.back().has_hole |= after_hole;
     return steps_.back();
   }
 
@@ -159,7 +168,8 @@ class Scanner {
   // Decides what is known of a step. Records are looked at only where the step frame cannot be trusted alone.
   void add_step(size_t index, bool alive) {
     ScannedStep& scanned = steps_[index];
-    const bool frames_there = scanned.has_end && scanned.stored.frames == scanned.place.frame_count;
+    const bool frames_there = scanned.has_end && scanned.stored.frames == scanned.place.frame_count &&
+                              scanned.stored.launch_frames == scanned.place.launch_frame_count;
     if (frames_there && damages_.empty()) {
       contents_.steps.push_back(summarize(scanned.step, scanned.stored, true));
       contents_.places.push_back(scanned.place);
@@ -167,7 +177,11 @@ class Scanner {
     }
     StepSums sums;
     drop_damaged_frames(&scanned, &sums);
-    const bool complete = frames_there && !scanned.is_damaged && sums.root() == scanned.stored.root();
+    const bool records_there = !scanned.is_damaged && scanned.stored.frames == scanned.place.frame_count;
+    const bool records_shifted = scanned.is_damaged || (scanned.has_hole && !(scanned.has_end && records_there));
+    drop_lost_launches(&scanned, records_shifted ? 0 : sums.total_records() + sums.eval_records, &sums);
+    const bool complete = frames_there && !scanned.is_damaged && sums.root() == scanned.stored.root() &&
+                          sums.launches == scanned.stored.launches && sums.launch_sum == scanned.stored.launch_sum;
     if (!complete && !has_gap(scanned.step)) explain_incomplete(scanned, index + 1 == steps_.size(), alive);
     if (complete) sums.bytes_hashed = scanned.stored.bytes_hashed;
     contents_.steps.push_back(summarize(scanned.step, sums, complete));
@@ -181,8 +195,10 @@ class Scanner {
 
   void explain_incomplete(const ScannedStep& scanned, bool is_last, bool alive) {
     if (scanned.has_end) {
-      add_step_gap(scanned.step, fmt::format("step {} does not hold the {} records in {} frames that its end tells of",
-                                             scanned.step, scanned.stored.total_records(), scanned.stored.frames));
+      const StepSums& stored = scanned.stored;
+      std::string told = fmt::format("{} records in {} frames", stored.total_records(), stored.frames);
+      if (stored.launches != 0) told += fmt::format(" and {} launches in {}", stored.launches, stored.launch_frames);
+      add_step_gap(scanned.step, fmt::format("step {} does not hold the {} that its end tells of", scanned.step, told));
     } else if (!is_last) {
       add_step_gap(scanned.step, fmt::format("step {} has no end", scanned.step));
     } else if (!alive && !ended_) {
@@ -209,11 +225,35 @@ class Scanner {
         frames[scanned->place.first_frame + kept++] = offset;
         continue;
       }
-      scanned->is_damaged = true;
-      damages_.push_back(fmt::format("{}: damaged at {}.", file_.path(), fault));
-      add_step_gap(scanned->step, "damaged at " + fault);
+      add_step_damage(scanned, fault);
     }
     scanned->place.frame_count = kept;
+  }
+
+  // Rows are known by their index, so only those before the first that was lost can be used. A row that stands for a
+  // record with a number from `records` on is lost with it.
+  void drop_lost_launches(ScannedStep* scanned, uint64_t records, StepSums* sums) {
+    StepReader reader(file_, contents_);
+    LaunchColumns launches;
+    StepPlace& place = scanned->place;
+    const size_t count = std::exchange(place.launch_frame_count, 0);
+    while (place.launch_frame_count < count) {
+      const uint64_t offset = contents_.launch_frames[place.first_launch_frame + place.launch_frame_count];
+      launches.clear();
+      const std::string fault = reader.append_launches(offset, 0, place, scanned->step, sums->launches, &launches);
+      if (!fault.empty()) return add_step_damage(scanned, fault);
+      ++place.launch_frame_count;
+      const size_t rows = launches.rows.size(), kept = rows_before_lost_record(launches.rows, records);
+      truncate(&launches, kept);
+      add_to_sums(contents_, launches, sums);
+      if (kept < rows) return;
+    }
+  }
+
+  void add_step_damage(ScannedStep* scanned, const std::string& fault) {
+    scanned->is_damaged = true;
+    damages_.push_back(fmt::format("{}: damaged at {}.", file_.path(), fault));
+    add_step_gap(scanned->step, "damaged at " + fault);
   }
 
   const InputFile& file_;

@@ -8,7 +8,8 @@
 #include "lib/error.h"
 #include "lib/hash_stream_columns.h"
 #include "lib/hash_stream_file.h"
-#include "lib/hash_stream_format.h"
+#include "lib/hash_stream_index.h"
+#include "lib/hash_stream_launches.h"
 
 namespace forkpoint {
 namespace {
@@ -111,6 +112,21 @@ class Writer final : public HashStreamWriter {
     if (rows_.size() >= kRecordsPerFrame) flush();
   }
 
+  void append_launch(const LaunchRow& row, const BufferRow* buffers) override {
+    check_usable();
+    check_launch(row);
+    // Before the row: so that a row's buffers are in its frame.
+    if (launches_.rows.size() >= kLaunchesPerFrame || launches_.buffers.size() + row.buffers > kBuffersPerFrame)
+      flush();
+    sums_.launch_sum += launch_leaf(sites_[row.site].key, sums_.launches++, row, buffers);
+    // A record's bytes were counted with the record.
+    for (uint32_t i = 0; i < row.buffers && row.kind != LaunchKind::record; ++i) {
+      if (!(buffers[i].flags & kBufferNoDigest)) sums_.bytes_hashed += buffers[i].bytes;
+    }
+    launches_.rows.push_back(row);
+    launches_.buffers.insert(launches_.buffers.end(), buffers, buffers + row.buffers);
+  }
+
   void end_step() override {
     check_usable();
     if (!in_step_) throw Error(fmt::format("{}: a step ended that had not begun.", path_));
@@ -188,7 +204,25 @@ class Writer final : public HashStreamWriter {
     }
   }
 
-  // What waits, as frames: names first, so that no frame on disk names an id that is not there yet.
+  void check_launch(const LaunchRow& row) const {
+    if (!in_step_) throw Error(fmt::format("{}: a launch was appended outside any step.", path_));
+    const uint64_t records = sums_.total_records() + sums_.eval_records;
+    std::string fault;
+    if (row.site >= sites_.size()) fault = fmt::format("names site {} of {}", row.site, sites_.size());
+    if (static_cast<int>(row.kind) >= kLaunchKindCount) fault = "is of a kind that does not exist";
+    if (row.buffers > kBuffersPerFrame) fault = fmt::format("has {} buffers", row.buffers);
+    if (row.kind == LaunchKind::record && row.object >= records) {
+      fault = fmt::format("stands for record {} of the {} that were appended", row.object, records);
+    }
+    if (row.kind == LaunchKind::retry && row.retry_of >= sums_.launches) {
+      fault = fmt::format("repeats launch {} of the {} before it", row.retry_of, sums_.launches);
+    }
+    if (!fault.empty())
+      throw Error(fmt::format("{}: launch {} of step {} {}.", path_, sums_.launches, step_.summary.step, fault));
+  }
+
+  // What waits, as frames: names first, so that no frame on disk names an id that is not there yet, and records before
+  // the launches that stand for them.
   void put_pending() {
     if (!pending_.empty()) {
       encode(pending_, &body_);
@@ -199,22 +233,41 @@ class Writer final : public HashStreamWriter {
       pending_.first_layout = static_cast<uint32_t>(layout_keys_.size());
       pending_.first_communicator = static_cast<uint32_t>(communicators_.size());
     }
-    if (rows_.size() == 0) return;
+    if (rows_.size() != 0) put_records();
+    if (!launches_.rows.empty()) put_launches();
+  }
+
+  void put_records() {
     step_.record_frames.push_back(file_.size_bytes() + out_.size());
     ++sums_.frames;
     stored_.clear();
     encoder_.encode(rows_, &stored_);
+    put_rows(FrameType::records, rows_.size(), static_cast<uint32_t>(rows_.size()) * kRawRecordBytes);
+    resize(&rows_, 0);
+  }
+
+  void put_launches() {
+    step_.launch_frames.push_back(file_.size_bytes() + out_.size());
+    ++sums_.launch_frames;
+    stored_.clear();
+    const size_t rows = launches_.rows.size();
+    launch_encoder_.encode(launches_, sums_.launches - rows, &stored_);
+    put_rows(FrameType::launches, rows, static_cast<uint32_t>(stored_.size()));
+    launches_.clear();
+  }
+
+  // stored_ becomes a frame of the open step.
+  void put_rows(FrameType type, size_t rows, uint32_t raw_bytes) {
     FrameHeader header;
     header.step = step_.summary.step;
     header.step_ordinal = step_.ordinal;
-    header.records = static_cast<uint32_t>(rows_.size());
-    put_frame(FrameType::records, 0, stored_, header.records * kRawRecordBytes, header);
-    resize(&rows_, 0);
+    header.records = static_cast<uint32_t>(rows);
+    put_frame(type, 0, stored_, raw_bytes, header);
   }
 
   void leave_step(bool complete) {
     step_.summary = summarize(step_.summary.step, sums_, complete);
-    if (sums_.frames != 0 || complete) index_.steps.push_back(step_);
+    if (sums_.frames != 0 || sums_.launch_frames != 0 || complete) index_.steps.push_back(step_);
     in_step_ = false;
     if (index_.steps.size() >= kStepsPerIndex) {
       put_index();
@@ -227,6 +280,11 @@ class Writer final : public HashStreamWriter {
     encode(index_, &body_);
     index_frames_.push_back(file_.size_bytes() + out_.size());
     put_meta_frame(FrameType::index);
+    if (const LaunchIndexPart launches = launch_index_of(index_); !launches.empty()) {
+      encode(launches, &body_);
+      index_frames_.push_back(file_.size_bytes() + out_.size());
+      put_meta_frame(FrameType::launch_index);
+    }
     index_ = {};
   }
 
@@ -292,10 +350,12 @@ class Writer final : public HashStreamWriter {
   IndexedStep step_;
   StepSums sums_;
   StepColumns rows_;
+  LaunchColumns launches_;
   IndexPart index_;
   std::vector<uint64_t> index_frames_;
   uint64_t sequence_ = 0;
   ColumnEncoder encoder_;
+  LaunchEncoder launch_encoder_;
   ByteWriter body_;
   std::vector<uint8_t> stored_;
   std::vector<uint8_t> out_;  // whole frames that are not written yet

@@ -13,6 +13,12 @@ inline constexpr char kEvery[] = "FORKPOINT_EVERY";            // record every n
 inline constexpr char kMaxSizeBytes[] = "FORKPOINT_MAX_SIZE_BYTES";  // of one rank's stream; then recording ends with a Gap
 inline constexpr char kMaskNames[] = "FORKPOINT_MASK_NAMES";   // 1: layer, op and tensor names are written as hashes
 inline constexpr char kFirstStep[] = "FORKPOINT_FIRST_STEP";   // step base where the program gives none
+inline constexpr char kInputs[] = "FORKPOINT_INPUTS";          // 1: launch level also takes digests right before each launch
+inline constexpr char kStepOn[] = "FORKPOINT_STEP_ON";         // regular expression: a kernel or range that begins a step
+inline constexpr char kRetry[] = "FORKPOINT_RETRY";            // how often the launch below is run again
+inline constexpr char kLaunch[] = "FORKPOINT_LAUNCH";          // STEP:INDEX of one launch
+inline constexpr char kSequence[] = "FORKPOINT_SEQUENCE";      // 1: launches without digests, but for what goes to the host
+inline constexpr char kCupti[] = "FORKPOINT_CUPTI";            // path of libcupti, where it is in no usual place
 inline constexpr char kRingSlots[] = "FORKPOINT_RING_SLOTS";   // power of two; default 65536
 inline constexpr char kRingWaitMs[] = "FORKPOINT_RING_WAIT_MS";  // bound of a wait on a full ring; default 10000
 

@@ -45,7 +45,7 @@ struct Site {
   std::string layer;         // dotted module path; empty where none applies
   std::string op;            // framework op, named region or collective ("all_reduce"); may be empty
   std::string tensor;        // "input", "grad_output", "weight.grad", "weight.exp_avg", "lr", ...
-  std::string communicator;  // for Kind::collective: the name in the stream's communicator table; else empty
+  std::string communicator;  // of a collective and what it was called with: the name in the stream's communicator table
   friend bool operator==(const Site&, const Site&) = default;
 };
 
@@ -71,9 +71,14 @@ uint64_t layout_key(const Layout& layout);
 int64_t element_count(const Layout& layout);  // 1 for a scalar tensor, 0 when a dimension is 0
 std::string to_string(const Layout& layout);  // "bf16[8, 1024]", "f32[4, 64] of [16, 64] at [4, 0]"
 
+// One communicator as a rank knows it. A rank that was told its members names them; one that only saw how it was made (NCCL)
+// knows its own place: the members are then found by joining the streams of a run (lib/communicators.h).
 struct Communicator {
   std::string name;         // as it is called in both runs: "world", "dp", or the members' list
-  std::vector<int> members; // world ranks in communicator order
+  std::vector<int> members; // world ranks in communicator order; empty: not known to this rank alone
+  Digest id = {};           // hash of what it was made from: equal on all its members, another in each run; zero: none
+  int own_rank = -1;        // this rank's place in it; a process with several has an entry for each
+  int size = 0;             // how many places it has; 0: not known
   friend bool operator==(const Communicator&, const Communicator&) = default;
 };
 

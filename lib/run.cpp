@@ -152,6 +152,7 @@ bool is_numeric_environment(std::string_view variable) {
   for (std::string_view secret : {"TOKEN", "SECRET", "PASSWORD", "API_KEY", "CREDENTIAL", "TF_VAR_"}) {
     if (variable.find(secret) != std::string_view::npos) return false;
   }
+  if (variable.find("INJECTION64_PATH") != std::string_view::npos) return false;  // says who watches
   const auto begins = [&](std::string_view prefix) { return variable.starts_with(prefix); };
   return std::any_of(kPrefixes.begin(), kPrefixes.end(), begins) ||
          std::find(kNames.begin(), kNames.end(), variable) != kNames.end();
@@ -175,6 +176,7 @@ Run Run::open(const std::string& run_directory) {
   }
   for (std::string& refusal : read_refusals(run_directory)) run.problems_.push_back(std::move(refusal));
   if (run.streams_.empty()) throw_no_stream(run_directory, run.manifest_, run.problems_);
+  run.communicators_ = Communicators(run.streams_);
   for (const auto& stream : run.streams_) {
     const int size = stream->header().world_size;
     if (size != run.world_size() || stream->header().rank >= run.world_size()) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "lib/communicators.h"
 #include "lib/hash_stream.h"
 
 namespace forkpoint {
@@ -82,6 +83,7 @@ class Run {
   const HashStreamReader* stream_of(int rank) const;                                          // nullptr: missing
   int world_size() const;                  // manifest's, else the streams'
   std::vector<int> missing_ranks() const;  // of those that should be there (Manifest::ranks)
+  const Communicators& communicators() const { return communicators_; }  // joined over the streams
   const std::vector<std::string>& problems() const { return problems_; }  // full sentences
 
  private:
@@ -89,6 +91,7 @@ class Run {
   Manifest manifest_;
   RunState state_ = RunState::died;
   std::vector<std::unique_ptr<HashStreamReader>> streams_;
+  Communicators communicators_;
   std::vector<std::string> problems_;
 };
 

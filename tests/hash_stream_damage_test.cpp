@@ -74,6 +74,15 @@ void check_only_truth(const Exercise& damaged, const Exercise& whole) {
     CHECK(equal_rows(step.rows, original->rows));
     CHECK(step.summary.digest == original->summary.digest);
   }
+  for (const ReadStep& step : damaged.steps) {
+    const auto original = std::find_if(whole.steps.begin(), whole.steps.end(),
+                                       [&](const ReadStep& other) { return other.summary.step == step.summary.step; });
+    REQUIRE(original != whole.steps.end());
+    CHECK(is_prefix(step.launches, original->launches));  // never a row under another index
+    if (!step.summary.complete || !step.launch_error.empty()) continue;
+    CHECK(equal_rows(step.launches, original->launches));
+    CHECK(step.summary.launch_sum == original->summary.launch_sum);
+  }
 }
 
 }  // namespace
@@ -85,13 +94,14 @@ TEST_CASE("a stream cut at any byte gives every whole frame before the cut and i
       CAPTURE(cut);
       const Exercise damaged = read(std::span(sample.bytes).first(cut));
       size_t steps = 0;
-      uint64_t rows = 0;
+      uint64_t rows = 0, launches = 0;
       bool within_frame = true;
       for (const Frame& frame : sample.frames) {
         if (frame.end() == cut) within_frame = false;
         if (frame.end() > cut) break;
         steps += frame.header.type == FrameType::step;
         rows += frame.header.type == FrameType::records ? frame.header.records : 0;
+        launches += frame.header.type == FrameType::launches ? frame.header.records : 0;
       }
       if (cut < sample.frames.front().end()) {
         CHECK(damaged.error != "");
@@ -101,6 +111,7 @@ TEST_CASE("a stream cut at any byte gives every whole frame before the cut and i
       CHECK(damaged.state == StreamState::died);
       CHECK(damaged.complete_steps() == steps);
       CHECK(damaged.rows() == rows);
+      CHECK(damaged.launches() == launches);
       CHECK((damaged.damage != "") == within_frame);
       if (within_frame)
         CHECK(damaged.gaps.back().reason.find("the file ends at byte " + std::to_string(cut)) != std::string::npos);
@@ -140,7 +151,8 @@ TEST_CASE("after a damaged frame the reader goes on with the next whole one") {
     const Exercise damaged = read(bytes);
     REQUIRE(damaged.error == "");
     CHECK(damaged.damage.find("damaged at byte " + std::to_string(frame.offset)) != std::string::npos);
-    const bool of_step = frame.header.type == FrameType::records || frame.header.type == FrameType::step;
+    const bool of_step = frame.header.type == FrameType::records || frame.header.type == FrameType::step ||
+                         frame.header.type == FrameType::launches;
     if (of_step) {
       uint64_t lost = frame.header.type == FrameType::records ? frame.header.records : 0;
       if (frame.header.step == 6) CHECK(damaged.steps.size() == kSampleSteps - 1);  // nothing else tells of it

@@ -1,5 +1,5 @@
-// What a hash stream costs: bytes a record on disk, and how fast one core writes, reads, checks and opens it. Prints
-// `bench NAME VALUE GOAL ok|miss`; medians of several rounds.
+// What a hash stream costs: bytes a record and a launch on disk, and how fast one core writes, reads, checks and opens
+// it. Prints `bench NAME VALUE GOAL ok|miss`; medians of several rounds.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "lib/hash_stream.h"
+#include "tests/support/launch_generator.h"
 #include "tests/support/run_generator.h"
+#include "tests/support/sample_stream.h"
 
 using namespace forkpoint;
 
@@ -68,6 +70,56 @@ double write_speed(const TemporaryFolder& folder, const HashStreamReader& reader
   return static_cast<double>(count_records(reader)) / seconds / 1e6;
 }
 
+// Bytes a launch row in the steady state: a stream of many steps without its first, which also holds the names.
+double launch_bytes(const std::vector<LaunchColumns>& steps, const HashStreamReader& names, const std::string& path) {
+  const auto writer = HashStreamWriter::create(path, {});
+  for (const Site& site : names.sites()) writer->site_id(site);
+  uint64_t after_first = 0, rows = 0;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    writer->begin_step(static_cast<int64_t>(i));
+    append_all(steps[i], writer.get());
+    writer->end_step();
+    if (i == 0) after_first = writer->size_bytes();
+    if (i != 0) rows += steps[i].rows.size();
+  }
+  writer->finish();
+  return static_cast<double>(writer->size_bytes() - after_first) / static_cast<double>(rows);
+}
+
+void launch_benches(const TemporaryFolder& folder) {
+  const auto made = [&](const char* name, const LaunchGeneratorOptions& options) {
+    const auto writer = HashStreamWriter::create(folder / name, {});
+    LaunchGenerator generator(options);
+    std::vector<LaunchColumns> steps;
+    for (int i = 0; i < 40; ++i) steps.push_back(generator.next_step(writer.get()));
+    writer->finish();
+    return steps;
+  };
+  const auto steps = made("launch-names", {});
+  const auto names = HashStreamReader::open(folder / "launch-names");
+  size_t rows = 0, buffers = 0;
+  for (const LaunchColumns& step : steps) {
+    rows += step.rows.size();
+    buffers += step.buffers.size();
+  }
+  fmt::print("{} launches a step with {:.2f} buffers each\n", steps[0].rows.size(),
+             static_cast<double>(buffers) / static_cast<double>(rows));
+  report("launch_bytes_on_disk", launch_bytes(steps, *names, folder / "launches"), 45, false);
+  report("launch_bytes_on_disk_inputs_unchanged",
+         launch_bytes(made("n2", {.unchanged_inputs = true}), *names, folder / "launches-2"), 45, false);
+  report("launch_bytes_on_disk_with_allocations",
+         launch_bytes(made("n3", {.allocation_rows = true}), *names, folder / "launches-3"), 45, false);
+  int round = 0;
+  const double write_s = median_seconds([&] { launch_bytes(steps, *names, folder / fmt::format("w-{}", round++)); });
+  report("write_launches_per_s_millions", static_cast<double>(rows) / write_s / 1e6, 3, true);
+  const auto reader = HashStreamReader::open(folder / "launches");
+  LaunchColumns columns;
+  const double read_s = median_seconds([&] {
+    for (size_t i = 0; i < reader->steps().size(); ++i) reader->read_launches(i, &columns);
+  });
+  report("read_launches_per_s_millions", static_cast<double>(rows) / read_s / 1e6, 3, true);
+}
+
 double copy_seconds(size_t size_bytes) {
   std::vector<char> from(size_bytes, 1), to(size_bytes, 2);
   return median_seconds([&] {
@@ -104,4 +156,5 @@ int main() {
   report("write_records_per_s_millions", write_speed(folder, *ordered), 5, true);
   // A check reads each byte once and copies it once out of the page cache.
   report("verify_over_memcpy", copy_seconds(ordered->size_bytes()) / verify_s, 0.2, true);
+  launch_benches(folder);
 }

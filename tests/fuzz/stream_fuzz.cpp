@@ -57,7 +57,7 @@ void mutate_header(Piece* piece, std::minstd_rand* random) {
   uint8_t bytes[kFrameHeaderBytes];
   encode(piece->header, bytes);
   LLVMFuzzerMutate(bytes + 4, 36, 36);  // type to sequence
-  bytes[4] = static_cast<uint8_t>((*random)() % 4 == 0 ? bytes[4] : bytes[4] % 10);
+  bytes[4] = static_cast<uint8_t>((*random)() % 4 == 0 ? bytes[4] : bytes[4] % 12);
   FrameHeader& header = piece->header;
   header.type = static_cast<FrameType>(bytes[4]);
   header.flags = bytes[5];

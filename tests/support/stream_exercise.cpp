@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -67,6 +68,33 @@ void check_tree(const HashStreamReader& reader, size_t index, const ReadStep& st
   require(step.rows.size() == step.summary.records + step.summary.eval_records, "a wrong number of evaluation records");
 }
 
+void check_launches(const HashStreamReader& reader, const ReadStep& step) {
+  const LaunchColumns& launches = step.launches;
+  uint64_t buffers = 0, index = 0;
+  for (const LaunchRow& row : launches.rows) {
+    require(row.site < reader.sites().size(), "a launch at a site that does not exist");
+    require(name(row.kind) != "unknown", "a launch of an unknown kind");
+    require(row.kind != LaunchKind::record || row.object < step.rows.size() || !step.error.empty(),
+            "a launch for a record that does not exist");
+    require(row.kind != LaunchKind::retry || row.retry_of < index, "a retry of what did not come before it");
+    buffers += row.buffers;
+    ++index;
+  }
+  require(buffers == launches.buffers.size(), "buffers of no launch");
+  require(index == step.summary.launches, "a wrong number of launches");
+}
+
+void check_launch_sum(const HashStreamReader& reader, const StepSummary& summary, const LaunchColumns& launches) {
+  Digest sum;
+  const BufferRow* buffers = launches.buffers.data();
+  for (size_t i = 0; i < launches.rows.size(); ++i) {
+    const LaunchRow& row = launches.rows[i];
+    sum += launch_leaf(reader.site_keys()[row.site], i, row, buffers);
+    buffers += row.buffers;
+  }
+  require(sum == summary.launch_sum, "a sum that is not that of its launches");
+}
+
 ReadStep read_one(const HashStreamReader& reader, size_t index, bool forged) {
   ReadStep step;
   step.summary = reader.steps()[index];
@@ -79,6 +107,15 @@ ReadStep read_one(const HashStreamReader& reader, size_t index, bool forged) {
   } catch (const Error& error) {
     step.error = error.what();
     require(step.error.find(reader.path()) != std::string::npos, "an error that does not name the file");
+  }
+  try {
+    reader.read_launches(index, &step.launches);
+    check_launches(reader, step);
+    if (!forged) check_launch_sum(reader, step.summary, step.launches);
+  } catch (const Error& error) {
+    step.launches.clear();
+    step.launch_error = error.what();
+    require(step.launch_error.find(reader.path()) != std::string::npos, "an error that does not name the file");
   }
   return step;
 }
@@ -97,6 +134,12 @@ MemoryFile::~MemoryFile() { close(fd_); }
 uint64_t Exercise::rows() const {
   uint64_t sum = 0;
   for (const ReadStep& step : steps) sum += step.rows.size();
+  return sum;
+}
+
+uint64_t Exercise::launches() const {
+  uint64_t sum = 0;
+  for (const ReadStep& step : steps) sum += step.launches.rows.size();
   return sum;
 }
 
@@ -119,7 +162,8 @@ Exercise exercise_stream(const std::string& path, bool forged) {
     for (size_t i = 0; i < reader->steps().size(); ++i) {
       result.steps.push_back(read_one(*reader, i, forged));
       const ReadStep& step = result.steps.back();
-      require(forged || step.error.empty() || !result.damage.empty(), "a step that verifies but cannot be read");
+      const bool is_read = step.error.empty() && step.launch_error.empty();
+      require(forged || is_read || !result.damage.empty(), "a step that verifies but cannot be read");
     }
   } catch (const Error& error) {
     result = {};
@@ -133,6 +177,29 @@ bool equal_rows(const StepColumns& a, const StepColumns& b) {
   return a.site == b.site && a.layout == b.layout && a.micro_step == b.micro_step && a.call == b.call &&
          a.digest == b.digest && same_bits(a.absmax, b.absmax) && a.nonfinite == b.nonfinite &&
          a.word_sum == b.word_sum && a.flags == b.flags;
+}
+
+bool equal_rows(const LaunchColumns& a, const LaunchColumns& b) {
+  return a.rows.size() == b.rows.size() && is_prefix(a, b) && is_prefix(b, a);
+}
+
+bool is_prefix(const LaunchColumns& a, const LaunchColumns& b) {
+  return a.rows.size() <= b.rows.size() && a.buffers.size() <= b.buffers.size() &&
+         std::equal(a.rows.begin(), a.rows.end(), b.rows.begin()) &&
+         std::equal(a.buffers.begin(), a.buffers.end(), b.buffers.begin());
+}
+
+std::vector<Frame> frames_of(const std::string& path, FrameType type) {
+  const InputFile file(path);
+  FrameSource source(file, file.size_bytes(), 4096);
+  std::vector<Frame> frames;
+  std::string fault;
+  for (uint64_t offset = kPrefixBytes; offset < file.size_bytes();) {
+    const Frame frame = *source.frame_at(offset, &fault);
+    if (frame.header.type == type) frames.push_back(frame);
+    offset = frame.end();
+  }
+  return frames;
 }
 
 std::vector<uint8_t> read_bytes(const std::string& path) {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "lib/hash_stream.h"
+#include "lib/hash_stream_frames.h"
 
 namespace forkpoint {
 
@@ -29,6 +29,8 @@ struct ReadStep {
   StepSummary summary;
   StepColumns rows;
   std::string error;  // read_step threw it
+  LaunchColumns launches;
+  std::string launch_error;  // read_launches threw it
 };
 
 struct Exercise {
@@ -39,6 +41,7 @@ struct Exercise {
   std::vector<Gap> gaps;
   std::vector<CoverageLimit> limits;
   uint64_t rows() const;
+  uint64_t launches() const;
   size_t complete_steps() const;
   bool looks_perfect() const { return error.empty() && state == StreamState::whole && damage.empty() && gaps.empty(); }
 };
@@ -49,6 +52,12 @@ struct Exercise {
 Exercise exercise_stream(const std::string& path, bool forged = false);
 
 bool equal_rows(const StepColumns& a, const StepColumns& b);
+bool equal_rows(const LaunchColumns& a, const LaunchColumns& b);
+// Whether b begins with all that a holds.
+bool is_prefix(const LaunchColumns& a, const LaunchColumns& b);
+
+// The frames of one type of an undamaged file, in its order.
+std::vector<Frame> frames_of(const std::string& path, FrameType type);
 
 std::vector<uint8_t> read_bytes(const std::string& path);
 void write_bytes(const std::string& path, std::span<const uint8_t> bytes);
