@@ -6,6 +6,7 @@ namespace forkpoint {
 DeviceOutcome enqueue_device_digest(const Token&, const DeviceTensor&, uint32_t) {
   return {DeviceOutcome::Kind::lost, nullptr, Loss::cuda_not_built, 0};
 }
+CudaContext* make_digest_context(const Token&, CUctx_st*, uint32_t, int*) { return nullptr; }
 DevicePoll poll_device_slot(const DeviceSlot&, DigestResult*) { return DevicePoll::gone; }
 void release_device_slot(DeviceSlot&, bool) {}
 bool describe_device(const Token&, char*, size_t, char*, size_t) { return false; }

@@ -16,6 +16,21 @@ constinit std::atomic<CudaContext*> newest_context{nullptr};
 
 void CudaContext::forget_all_in_child() { newest_context.store(nullptr); }
 
+CudaContext* CudaContext::find(const CudaDriver& driver, CUcontext context) {
+  const uint64_t id = id_of(driver, context);
+  for (CudaContext* known = newest_context.load(std::memory_order_acquire); known; known = known->next_) {
+    if (known->context_ != context || known->id_ != id) continue;
+    return known->state_.load(std::memory_order_acquire) == static_cast<uint32_t>(State::ready) ? known : nullptr;
+  }
+  return nullptr;
+}
+
+void CudaContext::drain_graph_results() {
+  for (CudaContext* known = newest_context.load(std::memory_order_acquire); known; known = known->next_) {
+    if (known->state_.load(std::memory_order_acquire) == static_cast<uint32_t>(State::ready)) known->graph_results_.drain();
+  }
+}
+
 // A destroyed context's address comes back for another one; its number does not.
 uint64_t CudaContext::id_of(const CudaDriver& driver, CUcontext context) {
   unsigned long long id = 0;

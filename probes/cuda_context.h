@@ -8,6 +8,7 @@
 #include "kernels/digest_launch.h"
 #include "probes/cuda_driver.h"
 #include "probes/cuda_digest.h"
+#include "probes/graph_results.h"
 
 namespace forkpoint {
 
@@ -29,10 +30,16 @@ class CudaContext {
   // nullptr: it could not be made; *error says why.
   static CudaContext* of_current(const CudaDriver& driver, CUcontext context, uint32_t slots, int* error);
   static void forget_all_in_child();
+  // The same without making it: nullptr where there is none (yet).
+  static CudaContext* find(const CudaDriver& driver, CUcontext context);
+  // Writer thread: takes what captured digests of any context have given, so that the device finds room for more.
+  static void drain_graph_results();
 
   // nullptr: all are on their way.
   DeviceSlot* take_slot();
   DigestTarget target(const DeviceSlot& slot) const;
+  GraphResults& graph_results() { return graph_results_; }
+  bool take_node(uint32_t* node, DigestTarget* target) { return graph_results_.take_node(node, target); }
   CUfunction kernel(int number) const { return kernels_[number]; }
   int multiprocessors() const { return multiprocessors_; }
   // Has work on `stream` wait until the scratch memory is zeroed, if it is not yet.
@@ -69,6 +76,7 @@ class CudaContext {
   CUdeviceptr device_results_ = 0;      // the same memory as the device sees it
   CUdeviceptr scratch_ = 0;
   std::atomic<uint32_t> next_slot_{0};
+  GraphResults graph_results_;
 };
 
 }  // namespace forkpoint

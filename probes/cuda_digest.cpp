@@ -15,24 +15,6 @@ constexpr int kMaxDevices = 64;
 
 DeviceOutcome lost(Loss loss, int error = 0) { return {Outcome::lost, nullptr, loss, error}; }
 
-// Another thread may be capturing in global mode: calls that are "unsafe" then would break its capture, or ours fail.
-class RelaxedCapture {
- public:
-  explicit RelaxedCapture(const CudaDriver& driver) : driver_(driver) {
-    exchanged_ = driver_.cuThreadExchangeStreamCaptureMode_(&mode_) == CUDA_SUCCESS;
-  }
-  ~RelaxedCapture() {
-    if (exchanged_) driver_.cuThreadExchangeStreamCaptureMode_(&mode_);
-  }
-  RelaxedCapture(const RelaxedCapture&) = delete;
-  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
-
- private:
-  const CudaDriver& driver_;
-  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
-  bool exchanged_ = false;
-};
-
 class CurrentContext {
  public:
   CurrentContext(const CudaDriver& driver, CUcontext before, CUcontext wanted) : driver_(driver) {
@@ -160,6 +142,14 @@ DeviceOutcome enqueue_device_digest(const Token& token, const DeviceTensor& tens
   CudaContext* context = CudaContext::of_current(driver, wanted, slots, &error);
   if (!context) return lost(Loss::cuda_setup, error);
   return launch(driver, *context, tensor, data);
+}
+
+CudaContext* make_digest_context(const Token& token, CUctx_st* context, uint32_t slots, int* error) {
+  const CudaDriver* driver = find_cuda_driver(token);
+  if (!driver || !context) return nullptr;
+  if (CudaContext* known = CudaContext::find(*driver, context)) return known;
+  const RelaxedCapture relaxed(*driver);
+  return CudaContext::of_current(*driver, context, slots, error);
 }
 
 DevicePoll poll_device_slot(const DeviceSlot& slot, DigestResult* result) {

@@ -9,8 +9,11 @@
 #include "probes/guard.h"
 #include "probes/losses.h"
 
+struct CUctx_st;
+
 namespace forkpoint {
 
+class CudaContext;
 class DeviceSlot;
 
 struct DeviceTensor {
@@ -32,6 +35,9 @@ struct DeviceOutcome {
 // Any thread; returns once the kernel is enqueued. The first call in a context loads the kernels into it and allocates
 // `slots` results (the same number in every call). captured: the stream is being captured, nothing was enqueued.
 DeviceOutcome enqueue_device_digest(const Token& token, const DeviceTensor& tensor, uint32_t slots);
+
+// The probe's part of `context`, which is current; nullptr: it could not be made. error: CUresult behind it.
+CudaContext* make_digest_context(const Token& token, CUctx_st* context, uint32_t slots, int* error);
 
 // Writer thread. gone: the context failed or was destroyed, and the result will not come.
 enum class DevicePoll : uint8_t { pending, ready, gone };

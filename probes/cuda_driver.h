@@ -15,13 +15,35 @@ namespace forkpoint {
   X(cuMemAlloc) X(cuMemsetD8Async) X(cuStreamCreate) X(cuEventCreate) X(cuEventRecord) X(cuEventQuery)                  \
   X(cuStreamWaitEvent) X(cuLaunchKernel)
 // Of later drivers; nullptr where they are missing.
-#define FORKPOINT_DRIVER_OPTIONAL_FUNCTIONS(X) X(cuCtxGetId) X(cuFuncLoad)
+#define FORKPOINT_DRIVER_OPTIONAL_FUNCTIONS(X)                                                                          \
+  X(cuCtxGetId) X(cuFuncLoad) X(cuStreamGetFlags) X(cuFuncGetParamInfo) X(cuKernelGetParamInfo) X(cuFuncGetName)        \
+  X(cuKernelGetName) X(cuStreamGetCaptureInfo) X(cuMemcpyDtoDAsync) X(cuStreamSynchronize) X(cuMemFree)                 \
+  X(cuLaunchKernelEx) X(cuDeviceTotalMem) X(cuMemcpyHtoDAsync)             \
+  X(cuLaunchCooperativeKernel)
 
 struct CudaDriver {
 #define FORKPOINT_MEMBER(function) decltype(&::function) function##_ = nullptr;
   FORKPOINT_DRIVER_FUNCTIONS(FORKPOINT_MEMBER)
   FORKPOINT_DRIVER_OPTIONAL_FUNCTIONS(FORKPOINT_MEMBER)
 #undef FORKPOINT_MEMBER
+};
+
+// Another thread may be capturing in global mode: calls that are "unsafe" then would break its capture, or ours fail.
+class RelaxedCapture {
+ public:
+  explicit RelaxedCapture(const CudaDriver& driver) : driver_(driver) {
+    exchanged_ = driver_.cuThreadExchangeStreamCaptureMode_(&mode_) == CUDA_SUCCESS;
+  }
+  ~RelaxedCapture() {
+    if (exchanged_) driver_.cuThreadExchangeStreamCaptureMode_(&mode_);
+  }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  const CudaDriver& driver_;
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+  bool exchanged_ = false;
 };
 
 // nullptr while libcuda.so.1 is not loaded in this process, or lacks a function. Never loads it.

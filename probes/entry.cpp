@@ -8,8 +8,10 @@
 #include <exception>
 
 #include "probes/guard.h"
+#include "probes/launch_level.h"
 #include "probes/os.h"
 #include "probes/recorder.h"
+#include "probes/step_marks.h"
 
 #define FORKPOINT_PROBE_ITSELF 1
 #include "probes/forkpoint.h"
@@ -44,7 +46,9 @@ void api_rank(int32_t rank, int32_t world_size) {
   enter([=](const Token& token) { recorder.set_rank(token, rank, world_size); });
 }
 void api_step_begin(int64_t step) {
-  enter([=](const Token& token) { recorder.begin_step(token, step); });
+  enter([=](const Token& token) {
+    if (may_begin_own_step()) recorder.begin_step(token, step);
+  });
 }
 void api_step_end() {
   enter([](const Token& token) { recorder.end_step(token); });
@@ -101,7 +105,22 @@ void ensure_environment_read() {
   environment_read.store(2, std::memory_order_release);
 }
 
+void offer_to_libraries(const char* own_path) {
+  if (settings.state == Settings::State::ready) offer_injection(settings, own_path);
+}
+
+void enter_cuda_injection() {
+  enter([](const Token& token) { cuda_initialised(token, settings); });
+}
+
 }  // namespace forkpoint
+
+// libcuda calls this at the end of cuInit, when CUDA_INJECTION64_PATH names this library.
+extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
+  forkpoint::ensure_environment_read();
+  forkpoint::enter_cuda_injection();
+  return 1;
+}
 
 extern "C" __attribute__((visibility("default"))) const forkpoint_api* forkpoint_get_api(uint32_t version) {
   if (version == 0) return nullptr;

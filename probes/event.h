@@ -8,6 +8,7 @@
 namespace forkpoint {
 
 class DeviceSlot;  // cuda_digest.h
+struct LaunchPacket;  // launch_packet.h
 
 enum class EventKind : uint8_t {
   none,           // a place that was claimed in vain
@@ -15,6 +16,7 @@ enum class EventKind : uint8_t {
   step_end,
   record,
   device_record,  // digest and stats are still to come, in device_slot
+  launch,         // packet; its digests are still to come
 };
 
 struct Event {
@@ -32,6 +34,7 @@ struct Event {
     uint64_t step_serial;  // of a step_begin: the n-th step of the process, from 1
   };
   TensorStats stats;
+  LaunchPacket* packet = nullptr;  // of a launch; of a device_record at launch level: where its bytes lie
 };
 
 }  // namespace forkpoint

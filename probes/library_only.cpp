@@ -23,6 +23,8 @@ __attribute__((constructor)) void on_load() {
   real_Exit = reinterpret_cast<Exit>(dlsym(RTLD_NEXT, "_Exit"));
   real_quick_exit = reinterpret_cast<Exit>(dlsym(RTLD_NEXT, "quick_exit"));
   ensure_environment_read();
+  Dl_info own = {};
+  if (dladdr(reinterpret_cast<void*>(&on_load), &own) != 0 && own.dli_fname) offer_to_libraries(own.dli_fname);
 }
 
 // Runs after the host's own exit handlers and static destructors, which may still record.

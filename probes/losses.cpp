@@ -39,6 +39,13 @@ constexpr std::array<const char*, static_cast<size_t>(Loss::count_)> kReasons = 
     "the digest kernel could not be launched",
     "digests were not computed on the device within FORKPOINT_RING_WAIT_MS",
     "a CUDA tensor of a form that the digest kernels cannot read",
+    "too many launches on their way",
+    "digests of a launch were not computed on the device before the process ended",
+    "more digests inside CUDA graphs than the ring holds (FORKPOINT_RING_SLOTS)",
+    "the ring for digests inside CUDA graphs could not be set up",
+    "a call on an NCCL communicator that could not be identified",
+    "a non-blocking NCCL call was still in progress after 2 s",
+    "an NCCL reduction whose factor was not seen",
 };
 
 // Each field only moves outwards, whatever the order of the threads.
@@ -104,6 +111,35 @@ CoverageLimit coverage_limit(Limit limit) {
       return {"tensor recorded inside CUDA graph capture is not seen at replay",
               "record it outside the captured region, or run without CUDA graphs"};
     case Limit::launch_level: return {"kernel launches are not recorded", "the run is as fine as level layer"};
+    case Limit::graph_unseen:
+      return {"CUDA graph captured before recording began", "what its nodes did at each replay was not seen"};
+    case Limit::graph_partial:
+      return {"CUDA graph with nodes that were added or changed one by one", "those nodes were not seen at replay"};
+    case Limit::graph_conditional:
+      return {"CUDA graph body captured for a conditional node", "how often it ran and what it did was not seen"};
+    case Limit::extents:
+      return {"buffers cut out of a large allocation by an allocator that says no extents",
+              "a window of 256 KiB from the pointer on was hashed"};
+    case Limit::params:
+      return {"kernels whose parameters the driver does not describe", "the buffers that they were handed were not seen"};
+    case Limit::arrays: return {"copies from and to CUDA arrays", "they were not hashed"};
+    case Limit::cupti_taken:
+      return {"kernel launches were not recorded: another tool holds CUPTI", "run without that profiler"};
+    case Limit::cupti_absent:
+      return {"kernel launches were not recorded: libcupti was not found", "set FORKPOINT_CUPTI to its path"};
+    case Limit::cupti_refused:
+      return {"kernel launches were not recorded: CUPTI refused", "what it said is on the job's stderr"};
+    case Limit::nccl_unseen:
+      return {"NCCL calls that did not come through the probe (resolved by dlsym, or statically linked)",
+              "its kernels were recorded as launches only"};
+    case Limit::nvtx_taken:
+      return {"NVTX ranges are not seen: NVTX_INJECTION64_PATH names another library", "layers and steps from them are missing"};
+    case Limit::nvtx_names:
+      return {"more than 12,000 distinct names of NVTX ranges", "ranges of further names are not part of a layer's path"};
+    case Limit::retry_failed: return {"the launch to be repeated could not be", "the reason is on the job's stderr"};
+    case Limit::globals:
+      return {"device memory that kernels reach without being handed a pointer",
+              "__device__ variables and tables of addresses in device memory"};
     case Limit::scope_depth: return {"scopes nested deeper than 64", "their records stand under the 64th scope"};
     case Limit::implied_end:
       return {"the program ends no step itself: the last one is taken to be whole", "call forkpoint_step_end() at its end"};

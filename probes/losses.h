@@ -16,6 +16,8 @@ enum class Loss : uint8_t {
   pending_full, device_late, device_gone,
   cuda_absent, cuda_not_built, cuda_capturing, cuda_no_context, cuda_bad_address, cuda_setup, cuda_launch, cuda_slots,
   cuda_view,
+  launch_row, launch_arrival, graph_dropped, graph_setup,
+  nccl_communicator, nccl_in_progress, nccl_reduction,
   count_
 };
 const char* loss_reason(Loss loss);
@@ -48,7 +50,14 @@ class LossLog {
 };
 
 // Things declared as not seen.
-enum class Limit : uint8_t { graph_replay, launch_level, scope_depth, after_last_step, implied_end, count_ };
+enum class Limit : uint8_t {
+  graph_replay, launch_level, scope_depth, after_last_step, implied_end,
+  // Of the launch level.
+  graph_unseen, graph_partial, graph_conditional, extents, params, arrays, cupti_taken, cupti_absent, cupti_refused,
+  nccl_unseen, retry_failed, globals,
+  nvtx_taken, nvtx_names,
+  count_
+};
 CoverageLimit coverage_limit(Limit limit);
 
 class LimitSet {

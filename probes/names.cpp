@@ -56,7 +56,8 @@ Name* Name::make(uint64_t hash, std::string_view key) {
 void Name::discard(Name* name) { free(name); }
 
 bool CommunicatorEntry::equals(const CommunicatorKey& key) const {
-  return name == key.name && member_count == key.member_count &&
+  return name == key.name && id == key.id && own_rank == key.own_rank && size == key.size &&
+         member_count == key.member_count &&
          memcmp(members, key.members, sizeof(int32_t) * static_cast<size_t>(member_count)) == 0;
 }
 
@@ -66,6 +67,9 @@ CommunicatorEntry* CommunicatorEntry::make(uint64_t hash, const CommunicatorKey&
   if (!entry) return nullptr;
   entry->hash = hash;
   entry->name = key.name;
+  entry->id = key.id;
+  entry->own_rank = key.own_rank;
+  entry->size = key.size;
   entry->member_count = key.member_count;
   if (members_bytes) memcpy(entry->members, key.members, members_bytes);
   return entry;
@@ -111,7 +115,8 @@ const Name* NameTables::name(const char* text) {
 
 const CommunicatorEntry* NameTables::communicator(const CommunicatorKey& key) {
   const size_t members_bytes = sizeof(int32_t) * static_cast<size_t>(key.member_count);
-  return communicators_.intern(hash_bytes(key.members, members_bytes, address_bits(key.name)), key);
+  const uint64_t seed = address_bits(key.name) ^ mix64(key.id.a + static_cast<uint64_t>(key.own_rank));
+  return communicators_.intern(hash_bytes(key.members, members_bytes, seed), key);
 }
 
 const SiteEntry* NameTables::site(const SiteKey& key) {

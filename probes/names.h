@@ -32,10 +32,16 @@ struct CommunicatorKey {
   const Name* name;
   const int32_t* members;
   int32_t member_count;
+  Digest id = {};          // these three: as Communicator (lib/record.h)
+  int32_t own_rank = -1;
+  int32_t size = 0;
 };
 struct CommunicatorEntry {
   uint64_t hash;
   const Name* name;  // empty: called by its members
+  Digest id;
+  int32_t own_rank;
+  int32_t size;
   int32_t member_count;
   int32_t members[1];
 
@@ -92,7 +98,7 @@ class NameTables {
   const SiteEntry* site(const SiteKey& key);
   const LayoutEntry* layout(const LayoutKey& key);
 
-  static constexpr uint32_t kMaxNameBytes = 1000;
+  static constexpr uint32_t kMaxNameBytes = 4000;  // kernels of templates have long ones
 
  private:
   InternTable<Name> names_;

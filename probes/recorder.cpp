@@ -7,7 +7,11 @@
 
 #include "probes/cuda_digest.h"
 #include "probes/exits.h"
+#include "probes/launch_level.h"
+#include "probes/nccl_hooks.h"
+#include "probes/launch_packet.h"
 #include "probes/os.h"
+#include "probes/step_marks.h"
 
 #define FORKPOINT_PROBE_ITSELF 1
 #include "probes/forkpoint.h"
@@ -41,7 +45,10 @@ void Recorder::set_up(const Settings* settings, forkpoint_api* table) {
   table_ = table;
 }
 
-void Recorder::deactivate() { __atomic_store_n(&table_->active, 0, __ATOMIC_RELEASE); }
+void Recorder::deactivate() {
+  ended_.store(true, std::memory_order_relaxed);
+  __atomic_store_n(&table_->active, 0, __ATOMIC_RELEASE);
+}
 
 // Between two steps a record belongs to the one that begins next, whose number nobody knows yet.
 int64_t Recorder::place() const { return in_step_.load(std::memory_order_relaxed) ? step_.load() : kPrologueStep; }
@@ -108,7 +115,7 @@ bool Recorder::start_session(const Token& token) {
   start.step = step_.load();
   start.step_serial = step_serial_.load();
   start.step_wanted = settings_->wants_step(start.step);
-  if (settings_->level == Level::launch) limits_.add(Limit::launch_level);
+  if (settings_->level == Level::launch) declare_launch_limits(limits_);
   describe_device(token, start.device, sizeof(start.device), start.driver, sizeof(start.driver));
   Session* session = Session::start(token, start);
   session_.store(session, std::memory_order_release);
@@ -156,6 +163,11 @@ void Recorder::after_fork_in_child() {
   step_.store(kPrologueStep);
   micro_step_.store(0);
   forget_devices_in_child();
+  next_row_.store(0);
+  ended_.store(false);
+  launch_level_in_child();
+  forget_steps_in_child();
+  forget_nccl_in_child();
   // Whatever made the parent sleep: the child may be another rank.
   __atomic_store_n(&table_->active, 1, __ATOMIC_RELEASE);
 }
@@ -179,6 +191,20 @@ void Recorder::set_rank(const Token&, int32_t rank, int32_t world_size) {
   if (!settings_->wants_rank(rank)) deactivate();
 }
 
+int Recorder::known_rank(int* world_size) const {
+  if (const Session* session = session_.load()) return *world_size = session->world_size(), session->rank();
+  const bool given = given_rank_.load() >= 0;
+  const int rank = given ? given_rank_.load() : settings_->rank;
+  if (rank >= 0) *world_size = given ? given_world_.load() : settings_->world_size;
+  return rank;
+}
+
+void Recorder::suggest_rank(const Token& token, int rank, int world_size) {
+  if (session_.load() || given_rank_.load() >= 0) return;
+  if (settings_->rank >= 0 && (settings_->world_size_known || settings_->rank != rank)) return;
+  set_rank(token, rank, world_size);
+}
+
 bool Recorder::push_step_event(const Token& token, const Event& event) {
   Session* session = session_if_running();
   if (!session) return true;
@@ -199,17 +225,19 @@ void Recorder::begin_step(const Token& token, int64_t step) {
   event.wanted = settings_->wants_step(step);
   micro_step_.store(0);
   step_.store(step);
-  in_step_.store(true);
-  any_step_.store(true);
+  // What came after the end of the last step is the beginning of this one.
+  if (in_step_.exchange(true) || !any_step_.exchange(true)) next_row_.store(0);
   event.step_serial = step_serial_.fetch_add(1) + 1;
   const bool placed = push_step_event(token, event);
   // A record that cannot be told which step it belongs to must not land in another.
   if (!placed) losses_.add(Loss::step_lost, step);
   wanted_.store(event.wanted && placed);
+  launch_level_at_step(token, *settings_, step);
 }
 
 void Recorder::end_step(const Token& token) {
   if (!in_step_.exchange(false)) return;
+  next_row_.store(0);
   Event event;
   event.kind = EventKind::step_end;
   const bool placed = push_step_event(token, event);
@@ -316,6 +344,7 @@ void Recorder::record(const Token& token, const SiteKey& site, const LayoutKey& 
   if (!session->claim(token, &claim)) return lose(Loss::ring_full);
   Event& event = *claim.event;
   event.kind = EventKind::record;
+  event.packet = nullptr;
   event.micro_step = micro_step_.load(std::memory_order_relaxed);
   event.site = site_entry;
   event.layout = layout_entry;
@@ -337,12 +366,15 @@ void Recorder::record_on_device(const Token& token, const SiteKey& site, const C
   const DeviceOutcome outcome = enqueue_device_digest(token, device_tensor, settings_->ring_slots);
   Event& event = *claim.event;
   event.kind = EventKind::none;
+  event.packet = nullptr;
   if (outcome.kind == DeviceOutcome::Kind::enqueued) {
     event.kind = EventKind::device_record;
     event.micro_step = micro_step_.load(std::memory_order_relaxed);
     event.site = site_entry;
     event.layout = layout_entry;
     event.device_slot = outcome.slot;
+    if (settings_->level == Level::launch) event.packet = launch_row_of_record(token, tensor.stream, tensor.data, tensor.lowest_offset, tensor.end_offset);
+    if (event.packet) next_row_.fetch_add(1, std::memory_order_relaxed);
   }
   session->publish(token, claim);
   if (outcome.kind == DeviceOutcome::Kind::lost) lose(outcome.loss, outcome.error);
@@ -350,12 +382,41 @@ void Recorder::record_on_device(const Token& token, const SiteKey& site, const C
   if (outcome.kind == DeviceOutcome::Kind::enqueued && !drain_registered_.exchange(true)) drain_before_libraries_go();
 }
 
-void Recorder::tensor(const Token& token, const forkpoint_tensor_desc* desc) {
+// ---- Launches
+
+bool Recorder::claim_row(const Token& token, RowPlace* place) {
+  place->session = session(token);
+  if (!place->session) return false;
+  if (place->session->claim(token, &place->claim)) return true;
+  lose(Loss::ring_full);
+  return false;
+}
+
+void Recorder::publish_row(const Token& token, const RowPlace& place, LaunchPacket* packet) {
+  next_row_.fetch_add(1, std::memory_order_relaxed);
+  packet->row.micro_step = micro_step_.load(std::memory_order_relaxed);
+  Event& event = *place.claim.event;
+  event.kind = EventKind::launch;
+  event.packet = packet;
+  place.session->publish(token, place.claim);
+  if (!drain_registered_.exchange(true)) drain_before_libraries_go();
+}
+
+const SiteEntry* Recorder::launch_site(const Token& token, const Name* kernel) {
+  return kernel ? names_.site(site_key_of(scope(token), Role::other, Kind::launch, kernel)) : nullptr;
+}
+
+CudaContext* Recorder::digest_context(const Token& token, CUctx_st* context, int* error) {
+  return make_digest_context(token, context, settings_->ring_slots, error);
+}
+
+void Recorder::tensor(const Token& token, const forkpoint_tensor_desc* desc) { tensor_in(token, scope(token), desc); }
+
+void Recorder::tensor_in(const Token& token, const ScopeFrame& frame, const forkpoint_tensor_desc* desc) {
   if (!wanted_.load(std::memory_order_relaxed)) return;
   CheckedTensor tensor;
   const Loss problem = check_tensor(desc, &tensor);
   if (problem != Loss::count_) return lose(problem);
-  const ScopeFrame& frame = scope(token);
   if (skips(tensor.role, frame.collective)) return;
   if (!names_.create()) return lose(Loss::no_memory);
   const Name* name = names_.name(desc->name);
@@ -372,11 +433,25 @@ void Recorder::scalar(const Token& token, const char* name, int32_t role, double
   if (!names_.create()) return lose(Loss::no_memory);
   const Name* text = names_.name(name);
   if (!text) return lose(Loss::names_full);
+  record_number(token, site_key_of(scope(token), static_cast<Role>(role), Kind::scalar, text), value);
+}
+
+void Recorder::argument_in(const Token& token, const ScopeFrame& frame, const char* name, double value) {
+  if (!wanted_.load(std::memory_order_relaxed)) return;
+  if (!names_.create()) return lose(Loss::no_memory);
+  const Name* text = names_.name(name);
+  if (!text) return lose(Loss::names_full);
+  SiteKey site = site_key_of(frame, Role::scalar, Kind::scalar, text);
+  site.communicator = frame.communicator;  // it belongs to the collective's call
+  record_number(token, site, value);
+}
+
+void Recorder::record_number(const Token& token, const SiteKey& site, double value) {
   DigestResult result = digest_bytes(&value, sizeof(value), DType::f64);
   result.digest = scalar_digest(value);
   LayoutKey layout;
   layout.dtype = DType::f64;
-  record(token, site_key_of(scope(token), static_cast<Role>(role), Kind::scalar, text), layout, result);
+  record(token, site, layout, result);
 }
 
 void Recorder::state(const Token& token, const char* name, int32_t role, const void* data, size_t size_bytes) {

@@ -12,8 +12,11 @@
 #include "probes/session.h"
 
 struct forkpoint_api;
+struct CUctx_st;
 
 namespace forkpoint {
+
+class CudaContext;
 
 class Recorder {
  public:
@@ -32,6 +35,51 @@ class Recorder {
   void scalar(const Token& token, const char* name, int32_t role, double value);
   void state(const Token& token, const char* name, int32_t role, const void* data, size_t size_bytes);
   void fact(const Token& token, const char* name, const char* value);
+
+  // ---- Collectives as hooks see them (nccl_records.h). Awake: something may be recorded, now or later.
+  bool is_awake() const {
+    return settings_ && settings_->state == Settings::State::ready && !ended_.load(std::memory_order_relaxed);
+  }
+  bool wants_records() const { return is_awake() && wanted_.load(std::memory_order_relaxed); }
+  // As tensor, in a scope that is given.
+  void tensor_in(const Token& token, const ScopeFrame& frame, const forkpoint_tensor_desc* desc);
+  // A number that a collective was called with; in its scope.
+  void argument_in(const Token& token, const ScopeFrame& frame, const char* name, double value);
+  void lose_records(Loss loss, uint64_t records) { losses_.add(loss, place(), records); }
+  // -1: neither the program nor its launcher has told it.
+  int known_rank(int* world_size) const;
+  // As set_rank, from what was merely seen: without effect where the rank is known, or something was recorded already.
+  void suggest_rank(const Token& token, int rank, int world_size);
+
+  // ---- Launch level (launch_recorder.h). Are launches of this moment kept?
+  bool wants_launches() const {
+    return records_launches() && wanted_.load(std::memory_order_relaxed) && !ended_.load(std::memory_order_relaxed);
+  }
+  // Were they asked for at all?
+  bool records_launches() const {
+    return settings_ && settings_->state == Settings::State::ready && settings_->level == Level::launch;
+  }
+  struct RowPlace {
+    Session* session = nullptr;
+    Session::Ring::Claim claim;
+  };
+  // A place for a row; false: it is lost (counted). Then publish_row must follow, which takes the packet.
+  bool claim_row(const Token& token, RowPlace* place);
+  void publish_row(const Token& token, const RowPlace& place, LaunchPacket* packet);
+  // REQUIRES: names().create() was true. nullptr when there are too many.
+  const SiteEntry* launch_site(const Token& token, const Name* kernel);
+  void lose_row(Loss loss, int error = 0) { lose(loss, error); }
+  void limit(Limit limit) { limits_.add(limit); }
+  NameTables& names() { return names_; }
+  int64_t first_step() const { return settings_->first_step >= 0 ? settings_->first_step : 0; }  // of marked steps
+  // Of a launch made now: between two steps it belongs to the next one.
+  int64_t current_step() const {
+    if (!any_step_.load(std::memory_order_relaxed)) return kPrologueStep;
+    return step_.load() + (in_step_.load(std::memory_order_relaxed) ? 0 : 1);
+  }
+  uint64_t next_row() const { return next_row_.load(std::memory_order_relaxed); }  // of the step, as it will be numbered
+  // The probe's part of `context`, which is current. nullptr: it could not be made.
+  CudaContext* digest_context(const Token& token, CUctx_st* context, int* error);
 
   // A call that came while its thread was in the probe already: counted, not served.
   void refuse_reentrant();
@@ -60,6 +108,7 @@ class Recorder {
   bool skips(Role role, bool collective) const;
   SiteKey site_key_of(const ScopeFrame& frame, Role role, Kind kind, const Name* name) const;
   void record(const Token& token, const SiteKey& site, const LayoutKey& layout, const DigestResult& result);
+  void record_number(const Token& token, const SiteKey& site, double value);
   void record_on_device(const Token& token, const SiteKey& site, const CheckedTensor& tensor);
   bool push_step_event(const Token& token, const Event& event);
   void lose(Loss loss, int error = 0);
@@ -89,6 +138,8 @@ class Recorder {
   std::atomic<int64_t> step_{kPrologueStep};
   std::atomic<uint64_t> step_serial_{0};
   std::atomic<int32_t> micro_step_{0};
+  std::atomic<uint64_t> next_row_{0};
+  std::atomic<bool> ended_{false};
 
   // Ranks of the ancestors that have streams: a child under one of them (a data-loader worker) must not record.
   static constexpr int kMaxAncestors = 8;

@@ -16,6 +16,7 @@
 
 #include "lib/error.h"
 #include "lib/run.h"
+#include "probes/step_marks.h"
 
 namespace forkpoint {
 namespace {
@@ -67,7 +68,7 @@ Manifest minimal_manifest(const Settings& settings, int world_size) {
     if (settings.wants_rank(rank)) manifest.ranks.push_back(rank);
   }
   manifest.level = settings.level;
-  manifest.step_base = "step(n)";
+  manifest.step_base = step_base();
   manifest.every = settings.every;
   manifest.names_masked = settings.mask_names;
   manifest.started_at = utc_now();

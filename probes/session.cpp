@@ -15,6 +15,8 @@
 #include "probes/cuda_digest.h"
 #include "probes/os.h"
 #include "probes/run_folder.h"
+#include "probes/session_launches.h"
+#include "probes/step_marks.h"
 
 namespace forkpoint {
 namespace {
@@ -184,7 +186,7 @@ void Session::open_stream() {
   header.rank = start_.rank;
   header.world_size = start_.world_size;
   header.level = start_.settings->level;
-  header.step_base = "step(n)";
+  header.step_base = step_base();
   header.every = start_.settings->every;
   header.device = start_.device;
   if (!start_.settings->mask_names) header.facts = start_.facts->all();  // their values say whose job it is
@@ -243,23 +245,35 @@ void Session::handle(Event& event) {
       break;
     case EventKind::device_record:
       if (await_device(event)) appender_->add(event);
+      else if (event.packet) return_launch_packet(event.packet);
       break;
+    case EventKind::launch: handle_launch(*event.packet); break;
     case EventKind::record: appender_->add(event); break;
   }
 }
 
+void Session::wait_a_little(int64_t* pause_ns) {
+  maintain();
+  drain_graph_digests();  // else a graph's replays would find their ring full
+  futex_wait(wake_, wake_.load(), *pause_ns);
+  *pause_ns = std::min(*pause_ns * 2, kMillisecond);
+}
+
 // The writer makes no CUDA call: it looks at the slot, in mapped memory, until the device has filled it in.
+DevicePoll Session::await_slot(DeviceSlot& slot, DigestResult* result) {
+  int64_t pause_ns = 5'000;
+  DevicePoll poll = poll_device_slot(slot, result);
+  while (poll == DevicePoll::pending && !(stopping() && now_ns() > stop_deadline_ns_.load())) {
+    wait_a_little(&pause_ns);
+    poll = poll_device_slot(slot, result);
+  }
+  release_device_slot(slot, poll == DevicePoll::ready);
+  return poll;
+}
+
 bool Session::await_device(Event& event) {
   DigestResult result;
-  int64_t pause_ns = 5'000;
-  DevicePoll poll = poll_device_slot(*event.device_slot, &result);
-  while (poll == DevicePoll::pending && !(stopping() && now_ns() > stop_deadline_ns_.load())) {
-    maintain();
-    futex_wait(wake_, wake_.load(), pause_ns);
-    pause_ns = std::min(pause_ns * 2, kMillisecond);
-    poll = poll_device_slot(*event.device_slot, &result);
-  }
-  release_device_slot(*event.device_slot, poll == DevicePoll::ready);
+  const DevicePoll poll = await_slot(*event.device_slot, &result);
   if (poll != DevicePoll::ready) {
     start_.losses->add(poll == DevicePoll::gone ? Loss::device_gone : Loss::device_late, appender_->step());
     return false;

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "probes/cuda_digest.h"
 #include "probes/event.h"
 #include "probes/event_ring.h"
 #include "probes/facts.h"
@@ -20,6 +21,10 @@
 #include "probes/stream_appender.h"
 
 namespace forkpoint {
+
+struct GraphTemplate;
+struct LaunchPacket;
+struct RawDigest;
 
 struct SessionStart {
   const Settings* settings = nullptr;
@@ -59,6 +64,7 @@ class Session {
 
   bool header_written() const { return header_written_.load(std::memory_order_acquire); }
   int rank() const { return start_.rank; }
+  int world_size() const { return start_.world_size; }
   // False in a child, also in one whose fork did not run our handler (vfork, clone).
   bool owned_by_this_process() const;
   // In the child of a fork: gives back what can be given back without touching what the parent's threads worked on.
@@ -72,6 +78,11 @@ class Session {
   void consume();
   void handle(Event& event);
   bool await_device(Event& event);
+  DevicePoll await_slot(DeviceSlot& slot, DigestResult* result);
+  void handle_launch(LaunchPacket& packet);
+  void handle_graph_rows(const LaunchPacket& launched);
+  bool await_graph_digest(GraphTemplate& graph, uint32_t node, uint32_t replay, RawDigest* digest);
+  void wait_a_little(int64_t* pause_ns);
   bool drop_unpublished();
   void maintain();
   void idle();

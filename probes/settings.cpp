@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "lib/probe_contract.h"
+#include "probes/step_marks.h"
 
 namespace forkpoint {
 namespace {
@@ -57,6 +58,7 @@ class Reader {
     strcpy(settings_.run_directory, directory);
     read_choice();
     read_limits();
+    read_launch_level();
     read_rank();
   }
 
@@ -84,10 +86,17 @@ class Reader {
       if (fits && each_rank_range(text, [](int, int) { return false; })) strcpy(settings_.ranks, text);
       else refuse(contract::kRanks, text, "a list such as 0,2,4-7");
     }
+    if (const char* text = value(contract::kStepOn)) read_step_mark(text);
     if (const char* text = value(contract::kMaskNames)) {
       settings_.mask_names = strcmp(text, "1") == 0;
       if (!settings_.mask_names && strcmp(text, "0") != 0) refuse(contract::kMaskNames, text, "0 or 1");
     }
+  }
+
+  void read_step_mark(const char* text) {
+    char expected[160] = "a POSIX extended regular expression: ";
+    const size_t length = strlen(expected);
+    if (!set_step_mark(text, expected + length, sizeof(expected) - length)) refuse(contract::kStepOn, text, expected);
   }
 
   void read_steps(const char* text) {
@@ -127,24 +136,72 @@ class Reader {
         read_limit(contract::kRingWaitMs, 0, 3'600'000, settings_.ring_wait_ms, "milliseconds from 0 to 3600000"));
   }
 
-  // Foreign variables: one that makes no sense is passed over, not refused.
+  bool read_switch(const char* name) {
+    const char* text = value(name);
+    if (!text || strcmp(text, "0") == 0) return false;
+    if (strcmp(text, "1") != 0) refuse(name, text, "0 or 1");
+    return true;
+  }
+
+  void read_launch_level() {
+    settings_.inputs = read_switch(contract::kInputs);
+    settings_.sequence = read_switch(contract::kSequence);
+    if (const char* text = value(contract::kCupti)) {
+      if (strlen(text) >= sizeof(settings_.cupti)) refuse(contract::kCupti, text, "a shorter path");
+      else strcpy(settings_.cupti, text);
+    }
+    settings_.retry = static_cast<uint32_t>(read_limit(contract::kRetry, 1, 100'000, 0, "a number from 1 to 100000"));
+    if (const char* text = value(contract::kLaunch)) {
+      // -1: before the first step, or in a program without steps.
+      uint64_t step = 0, index = 0;
+      const bool before = strncmp(text, "-1:", 3) == 0;
+      const char* rest = before ? text + 2 : read_number(text, INT64_MAX, &step);
+      if (!rest || *rest != ':' || !is_number(rest + 1, INT64_MAX, &index)) {
+        return refuse(contract::kLaunch, text, "STEP:INDEX");
+      }
+      settings_.retry_step = before ? kPrologueStep : static_cast<int64_t>(step);
+      settings_.retry_index = index;
+    }
+  }
+
+  // Foreign variables: one that makes no sense is passed over, not refused. Of global ranks only: MPI_LOCALRANKID, PALS_LOCAL_RANKID
+  // and their like count within a node. MPI launchers that start their daemons with srun leave the daemon's SLURM_PROCID to
+  // the ranks, so theirs come first.
   void read_rank() {
     static constexpr const char* kLaunchers[][2] = {
-        {"RANK", "WORLD_SIZE"},        {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
-        {"SLURM_PROCID", "SLURM_NTASKS"}, {"PMI_RANK", "PMI_SIZE"},
+        {"RANK", "WORLD_SIZE"},
+        {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},   // Open MPI
+        {"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"},     // MVAPICH2
+        {"PMI_RANK", "PMI_SIZE"},                           // MPICH, Intel MPI, srun --mpi=pmi2
+        {"JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"},       // jsrun
+        {"FLUX_TASK_RANK", "FLUX_JOB_SIZE"},
+        {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"},           // srun: of the step, which may be smaller than the job
+        {"SLURM_PROCID", "SLURM_NTASKS"},
+        {"PALS_RANKID", nullptr},                           // HPE Cray
+        {"ALPS_APP_PE", nullptr},
         {"PMIX_RANK", nullptr},
     };
     for (const auto& [rank_name, size_name] : kLaunchers) {
+      if (strcmp(rank_name, "SLURM_PROCID") == 0 && is_slurm_batch_script()) continue;
       uint64_t rank = 0, size = 0;
       const char* rank_text = value(rank_name);
       const char* size_text = size_name ? value(size_name) : nullptr;
       if (!rank_text || !is_number(rank_text, INT_MAX - 1, &rank)) continue;
-      if (!size_text || !is_number(size_text, INT_MAX, &size)) size = rank + 1;  // not known: what this rank proves
+      const bool size_known = size_text && is_number(size_text, INT_MAX, &size);
+      // Of two variables for the size the second gets its turn.
+      if (!size_known && size_name && strcmp(size_name, "SLURM_STEP_NUM_TASKS") == 0) continue;
+      if (!size_known) size = rank + 1;  // what this rank proves
       if (rank >= size) continue;
+      settings_.world_size_known = size_known;
       settings_.rank = static_cast<int>(rank);
       settings_.world_size = static_cast<int>(size);
       return;
     }
+  }
+
+  // Its SLURM_PROCID is 0 whatever it goes on to start; only srun makes a step.
+  bool is_slurm_batch_script() const {
+    return value("SLURM_JOB_ID") && !value("SLURM_STEP_ID") && !value("SLURM_STEPID");
   }
 
   Get get_;

@@ -23,10 +23,17 @@ struct Settings {
   int64_t first_step = -1;        // for callers that do not know the step's number; the C API always gives one
   uint32_t ring_slots = 65536;
   uint32_t ring_wait_ms = 10'000;
+  bool inputs = false;            // launch level: digests before each launch too
+  bool sequence = false;          // launch level: no digests but of what goes to the host
+  uint32_t retry = 0;             // repetitions of the launch (retry_step, retry_index)
+  int64_t retry_step = -1;
+  uint64_t retry_index = 0;
+  char cupti[1024] = "";          // path; empty: look for it
   unsigned long cpus[128] = {};   // where the process may run, as it was at load; not filled in by read_settings
   size_t cpus_bytes = 0;          // 0: not known
   int rank = -1;                  // what the launcher's variables say; -1: nothing
   int world_size = 0;
+  bool world_size_known = false;  // false: a lower bound
 
   bool wants_rank(int rank) const;
   bool wants_step(int64_t step) const {

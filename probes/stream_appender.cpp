@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "lib/digest_mix.h"
+#include "probes/launch_packet.h"
 #include "probes/os.h"
 
 namespace forkpoint {
@@ -21,10 +24,19 @@ std::string masked_name(std::string_view name) {
 // The name of a communicator that has none.
 std::string members_name(const CommunicatorEntry& communicator) {
   const auto* end = communicator.members + communicator.member_count;
+  if (communicator.member_count == 0) return fmt::format("{} ranks", communicator.size);
   if (communicator.member_count <= 16) return fmt::format("{}", fmt::join(communicator.members, end, ","));
   const auto bytes = static_cast<size_t>(communicator.member_count) * sizeof(int32_t);
   return fmt::format("{},..,{} ({} ranks, {:016x})", communicator.members[0], end[-1], communicator.member_count,
                      mix64(digest_only(communicator.members, bytes).a));
+}
+
+// Two entries for one communicator: the program's and NCCL's, or two places in it that this process holds.
+bool are_one(const CommunicatorEntry& left, const CommunicatorEntry& right) {
+  const bool told = !(left.id == Digest{}) && !(right.id == Digest{});
+  if (told) return left.id == right.id;
+  return left.member_count > 0 && left.member_count == right.member_count &&
+         std::equal(left.members, left.members + left.member_count, right.members);
 }
 
 }  // namespace
@@ -44,7 +56,7 @@ void StreamAppender::begin_step(int64_t step, bool wanted, uint64_t serial) {
   step_ = step;
   if (wanted) {
     open_step(step);
-    for (const Event& event : pending_) append(event);
+    append_pending();
   }
   pending_.clear();
 }
@@ -56,26 +68,75 @@ void StreamAppender::end_step() {
 }
 
 void StreamAppender::add(const Event& event) {
-  if (waits_for_step(event)) {
-    if (pending_.size() < kMaxPending) return pending_.push_back(event);
+  Pending pending;
+  pending.has_record = true;
+  pending.event = event;
+  if (const LaunchPacket* packet = event.packet) {
+    pending.launch_site = packet->site;
+    pending.row = packet->row;
+    for (uint32_t i = 0; i < packet->row.buffers; ++i) {
+      pending.buffers.push_back(packet->buffers[i].row);
+      // What the record says of the same bytes.
+      pending.buffers.back().digest = event.digest;
+      pending.buffers.back().flags = static_cast<uint8_t>(pending.buffers.back().flags & ~kBufferNoDigest);
+    }
+  }
+  keep_or_append(std::move(pending));
+}
+
+void StreamAppender::add_launch(const LaunchRow& row, const SiteEntry& site, const BufferRow* buffers) {
+  Pending pending;
+  pending.launch_site = &site;
+  pending.row = row;
+  pending.buffers.assign(buffers, buffers + row.buffers);
+  keep_or_append(std::move(pending));
+}
+
+void StreamAppender::keep_or_append(Pending&& pending) {
+  if (waits_for_step(pending)) {
+    if (pending_.size() < kMaxPending) return pending_.push_back(std::move(pending));
     if (any_step_) return losses_.add(Loss::pending_full, kPrologueStep);
     append_without_step();
   }
   if (!open_) open_step(kPrologueStep);
-  append(event);
+  append(pending);
+}
+
+void StreamAppender::append_pending() {
+  for (const Pending& pending : pending_) append(pending);
+}
+
+void StreamAppender::append(const Pending& pending) {
+  uint64_t object = pending.row.object;
+  if (pending.has_record) {
+    object = records_in_step_++;
+    append_record(pending.event);
+  }
+  if (pending.launch_site) append_launch(pending, object);
+}
+
+void StreamAppender::append_launch(const Pending& pending, uint64_t object) {
+  LaunchRow row = pending.row;
+  row.site = site_id(*pending.launch_site);
+  row.object = object;
+  row.buffers = static_cast<uint32_t>(pending.buffers.size());
+  writer_.append_launch(row, pending.buffers.data());
+  ++unflushed_;
 }
 
 // What comes before a step begins belongs to it: also before the first one, unless it is said to be loading. Otherwise a
 // batch drawn ahead of its step would stand elsewhere in a run that was resumed there than in one that went through.
-bool StreamAppender::waits_for_step(const Event& event) const {
-  return any_step_ ? !open_ : !stepless_ && event.site->key.phase != Phase::load;
+// Launches before the first step are no part of it: they make what it starts from.
+bool StreamAppender::waits_for_step(const Pending& pending) const {
+  if (any_step_) return !open_;
+  return !stepless_ && pending.has_record && pending.event.site->key.phase != Phase::load;
 }
 
 // A program without steps: all that it records stands before the first one.
 void StreamAppender::append_without_step() {
   stepless_ = true;
   if (!open_) open_step(kPrologueStep);
-  for (const Event& event : pending_) append(event);
+  append_pending();
   pending_.clear();
 }
 
@@ -84,6 +145,7 @@ void StreamAppender::open_step(int64_t step) {
   open_ = true;
   ++step_serial_;
   further_calls_.clear();
+  records_in_step_ = 0;
 }
 
 void StreamAppender::close_step() {
@@ -94,7 +156,7 @@ void StreamAppender::close_step() {
   unflushed_ = 0;
 }
 
-void StreamAppender::append(const Event& event) {
+void StreamAppender::append_record(const Event& event) {
   Record record;
   record.site = site_id(*event.site);
   record.layout = layout_id(*event.layout);
@@ -145,10 +207,14 @@ std::string StreamAppender::written(const CommunicatorEntry* communicator) {
   const std::string members = members_name(*communicator);
   if (name.empty()) name = members;
   // One name for two sets of members would make one communicator of them.
-  if (communicators_by_name_.contains(name)) name += fmt::format("[{}]", members);
+  const auto namesake = communicators_by_name_.find(name);
+  if (namesake != communicators_by_name_.end() && !are_one(*namesake->second, *communicator)) {
+    name += fmt::format("[{}]", members);
+  }
   communicators_by_name_.emplace(name, communicator);
   writer_.add_communicator(
-      {name, std::vector<int>(communicator->members, communicator->members + communicator->member_count)});
+      {name, std::vector<int>(communicator->members, communicator->members + communicator->member_count),
+       communicator->id, communicator->own_rank, communicator->size});
   return known->second = name;
 }
 

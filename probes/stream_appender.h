@@ -26,6 +26,8 @@ class StreamAppender {
   void end_step();
   // Before the first step: the prologue. Between two steps: kept until the next one begins, to which it then belongs.
   void add(const Event& event);
+  // A row of the launch level whose digests are there. Between two steps: kept, as records are.
+  void add_launch(const LaunchRow& row, const SiteEntry& site, const BufferRow* buffers);
 
   void flush();   // gaps, coverage limits and records so far, on disk
   // The stream is whole afterwards. cut_short: recording ends before the job does.
@@ -35,6 +37,14 @@ class StreamAppender {
   int64_t step() const { return open_ ? step_ : kPrologueStep; }  // kPrologueStep before the first
 
  private:
+  // A record, a row of the launch level, or both: a record of device memory and the row that says where it lies.
+  struct Pending {
+    bool has_record = false;
+    Event event;
+    const SiteEntry* launch_site = nullptr;  // nullptr: no row
+    LaunchRow row;
+    std::vector<BufferRow> buffers;
+  };
   struct Calls {  // of one site in the current step
     uint64_t step_serial = 0;
     int32_t micro_step = 0;  // the first one in which the site was seen
@@ -43,9 +53,13 @@ class StreamAppender {
 
   void open_step(int64_t step);
   void close_step();
-  bool waits_for_step(const Event& event) const;
+  bool waits_for_step(const Pending& pending) const;
   void append_without_step();
-  void append(const Event& event);
+  void keep_or_append(Pending&& pending);
+  void append_pending();
+  void append(const Pending& pending);
+  void append_record(const Event& event);
+  void append_launch(const Pending& pending, uint64_t object);
   uint32_t site_id(const SiteEntry& entry);
   uint32_t layout_id(const LayoutEntry& entry);
   uint32_t next_call(uint32_t site, int32_t micro_step);
@@ -68,7 +82,8 @@ class StreamAppender {
   int64_t step_ = kPrologueStep;
   uint64_t serial_ = 0;
   uint64_t unflushed_ = 0;
-  std::vector<Event> pending_;
+  std::vector<Pending> pending_;
+  uint64_t records_in_step_ = 0;
 
   uint64_t step_serial_ = 0;
   std::vector<Calls> calls_;                               // by site id

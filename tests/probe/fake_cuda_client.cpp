@@ -22,7 +22,8 @@ Function* find(void* library, const char* name) {
 }
 
 void record(const char* name, const std::vector<float>& values) {
-  forkpoint::tensor(name, FORKPOINT_ROLE_PARAMETER, values.data(), {static_cast<int64_t>(values.size())}, FORKPOINT_CUDA);
+  forkpoint::tensor(name, FORKPOINT_ROLE_PARAMETER, values.data(), {static_cast<int64_t>(values.size())},
+                    FORKPOINT_CUDA);
 }
 
 }  // namespace
@@ -35,6 +36,10 @@ int main(int argc, char** argv) {
   // Never freed: the "device" may read them until the process is gone.
   const auto& values = *new std::vector<float>(sample_floats(1000, 5));
   const auto& more = *new std::vector<float>(sample_floats(10'000, 6));
+  find<decltype(fake_cuda_set_mode)>(library, "fake_cuda_set_mode")(kFakeSlow);
+  for (const auto* memory : {&values, &more}) {
+    find<decltype(fake_cuda_adopt)>(library, "fake_cuda_adopt")(memory->data(), memory->size() * sizeof(float));
+  }
   forkpoint::Step step(0);
   if (scenario == "plain") {
     for (int i = 0; i < 200; ++i) {

@@ -1,0 +1,99 @@
+#include "probes/launch_digests.h"
+
+#include <algorithm>
+
+#include "kernels/digest_pieces.h"
+
+namespace forkpoint {
+namespace {
+
+constexpr size_t kBatch = 64;  // requests that are planned at a time
+
+bool is_wanted(const PacketBuffer& buffer) {
+  return buffer.row.bytes > 0 && (buffer.row.flags & kBufferNoDigest) == 0 && buffer.same_as < 0;
+}
+
+const void* address_of(const BufferRow& row) { return reinterpret_cast<const void*>(row.address - row.offset + row.start); }
+
+// One batch of buffers and where their results go.
+class Batch {
+ public:
+  Batch(const DigestPlace& place) : place_(place) {}
+  bool full() const { return count_ == kBatch; }
+
+  // false: no place for a result.
+  bool add(PacketBuffer& buffer) {
+    DigestRequest& request = requests_[count_];
+    request.data = address_of(buffer.row);
+    request.size_bytes = buffer.row.bytes;
+    if (place_.capturing) {
+      if (!place_.context.take_node(&buffer.node, &request.target)) return false;
+    } else {
+      buffer.slot = place_.context.take_slot();
+      if (!buffer.slot) return false;
+      buffer.slot->dtype = DType::raw;
+      request.target = place_.context.target(*buffer.slot);
+    }
+    buffers_[count_++] = &buffer;
+    return true;
+  }
+
+  CUresult launch() {
+    CUresult result = CUDA_SUCCESS;
+    size_t done = 0;
+    for (size_t covered = 0; done < count_; done += covered) {
+      covered = plan_digest_pieces(requests_ + done, count_ - done, place_.context.multiprocessors(), &launch_);
+      void* arguments[] = {launch_.params()};
+      result = place_.driver.cuLaunchKernel_(place_.context.kernel(launch_.kernel), launch_.grid, 1, 1, launch_.block, 1, 1,
+                                             launch_.shared_bytes, place_.stream, arguments, nullptr);
+      if (result != CUDA_SUCCESS) break;
+    }
+    for (size_t i = done; i < count_; ++i) give_up(*buffers_[i]);
+    count_ = 0;
+    return result;
+  }
+
+  static void give_up(PacketBuffer& buffer) {
+    if (buffer.slot) buffer.slot->busy.store(0, std::memory_order_release);
+    buffer.slot = nullptr;
+    buffer.node = 0;
+    buffer.row.flags |= kBufferNoDigest;
+  }
+
+ private:
+  const DigestPlace& place_;
+  DigestRequest requests_[kBatch];
+  PacketBuffer* buffers_[kBatch];
+  size_t count_ = 0;
+  DigestPiecesLaunch launch_;
+};
+
+}  // namespace
+
+Loss enqueue_launch_digests(const Token&, const DigestPlace& place, LaunchPacket& packet, uint32_t first, int* error) {
+  Loss loss = Loss::count_;
+  const auto failed = [&](CUresult result) {
+    if (result == CUDA_SUCCESS) return;
+    loss = Loss::cuda_launch;
+    *error = static_cast<int>(result);
+  };
+  *error = 0;
+  if (!place.capturing) failed(place.context.order_after_setup(place.driver, place.stream));
+  Batch batch(place);
+  for (uint32_t i = first; i < packet.row.buffers; ++i) {
+    PacketBuffer& buffer = packet.buffers[i];
+    if (!is_wanted(buffer)) continue;
+    if (loss != Loss::count_) {
+      Batch::give_up(buffer);
+    } else if (!batch.add(buffer)) {
+      loss = Loss::cuda_slots;
+      Batch::give_up(buffer);
+    } else if (batch.full()) {
+      failed(batch.launch());
+    }
+  }
+  failed(batch.launch());
+  return loss;
+}
+
+}  // namespace forkpoint

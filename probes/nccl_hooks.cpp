@@ -1,0 +1,190 @@
+#include "probes/nccl_hooks.h"
+
+#include <exception>
+
+#include "lib/digest_mix.h"
+#include "probes/nccl_calls.h"
+#include "probes/recorder.h"
+
+namespace forkpoint {
+namespace {
+
+thread_local int nccl_depth __attribute__((tls_model("initial-exec"))) = 0;
+constinit std::atomic<bool> any_call{false};
+
+class InsideNccl {
+ public:
+  InsideNccl() { ++nccl_depth; }
+  ~InsideNccl() { --nccl_depth; }
+  InsideNccl(const InsideNccl&) = delete;
+  InsideNccl& operator=(const InsideNccl&) = delete;
+};
+
+// Sets nothing when it is set: all threads read the flag.
+void note_call() {
+  if (!any_call.load(std::memory_order_relaxed)) any_call.store(true, std::memory_order_relaxed);
+}
+
+// Our failures are a Gap, never the host's. Result: what body returns, or otherwise.
+template <typename Result, typename Body>
+Result within_probe(Result otherwise, Body body) {
+  const Guard guard;
+  if (!guard.entered()) return otherwise;
+  try {
+    return body(guard.token());
+  } catch (const std::exception& error) {
+    recorder.refuse_broken(error.what());
+  }
+  return otherwise;
+}
+
+// What a call that makes a communicator told us before it was made.
+struct Making {
+  const NcclLibrary* library = nullptr;
+  NcclFamily* family = nullptr;
+  int place = -1;
+};
+
+Making begin_making(const NcclLibrary* library, const Digest& id, int size, int place) {
+  Making making{library, nullptr, place};
+  if (recorder.is_awake()) {
+    making.family = within_probe<NcclFamily*>(
+        nullptr, [&](const Token& token) { return nccl_communicators.enter(token, id, size, place); });
+  }
+  return making;
+}
+
+Making begin_child(const NcclLibrary* library, NcclComm parent, const char* made_by, uint64_t what) {
+  Making making{library, nullptr, -1};
+  if (recorder.is_awake()) {
+    making.family = within_probe<NcclFamily*>(nullptr, [&](const Token& token) -> NcclFamily* {
+      NcclCommunicator* known = nccl_communicators.find(token, parent, library);
+      return known ? nccl_communicators.enter_child(token, *known, made_by, what) : nullptr;
+    });
+  }
+  return making;
+}
+
+// makes: false where this rank gets none (a split without a colour).
+void end_making(const Making& making, NcclResult result, NcclComm* made, bool makes = true) {
+  if (!making.family) return;
+  const bool good = makes && (result == kNcclSuccess || result == kNcclInProgress);
+  if (good && inside_nccl_group()) return made_in_nccl_group(made, making.library, making.family, making.place);
+  within_probe(false, [&](const Token& token) {
+    if (!good) return nccl_communicators.leave(token, making.family), false;
+    nccl_communicators.made(token, made, making.library, making.family, making.place);
+    // All places of this process have been entered once one of them is made.
+    if (result == kNcclSuccess) nccl_communicators.suggest_rank(token, *making.family);
+    return true;
+  });
+}
+
+uint64_t hash_of(const int* numbers, int count) {
+  const bool sane = numbers && count > 0 && count <= 1 << 20;  // NCCL refuses others; we must not read them
+  const Digest digest = digest_only(numbers, sizeof(int) * static_cast<size_t>(sane ? count : 0));
+  return mix64(digest.a ^ mix64(digest.b + static_cast<uint64_t>(count)));
+}
+
+}  // namespace
+
+bool inside_nccl() { return nccl_depth > 0; }
+bool nccl_seen_by_symbol() { return any_call.load(std::memory_order_relaxed); }
+
+void forget_nccl_in_child() {
+  nccl_depth = 0;
+  forget_nccl_groups_in_child();
+  nccl_communicators.forget_all_in_child();
+}
+
+const NcclLibrary* nccl_for(NcclComm comm, const void* caller) {
+  note_call();
+  if (const NcclLibrary* maker = nccl_communicators.library_of(comm)) return maker;
+  return nccl_of_caller(caller);
+}
+
+NcclResult call_collective(const NcclLibrary& library, const NcclCall& call, NcclReal real) {
+  if (inside_nccl()) return real();  // ncclBcast calls ncclBroadcast through its symbol
+  NcclOutput output;
+  const bool to_finish = recorder.wants_records() && record_nccl_inputs(call, &library, &output);
+  const NcclResult result = call_nccl(real);
+  if (to_finish) finish_nccl_call(result, output);
+  return result;
+}
+
+NcclResult call_nccl(NcclReal real) {
+  const InsideNccl inside;
+  return real();
+}
+
+NcclResult begin_group(NcclReal real) {
+  const NcclResult result = call_nccl(real);
+  if (result == kNcclSuccess) nccl_group_begun();
+  return result;
+}
+
+NcclResult end_group(NcclReal real, bool launches) {
+  const bool outermost = nccl_group_ends();
+  const NcclResult result = call_nccl(real);
+  if (outermost) finish_nccl_group(result, launches);
+  return result;
+}
+
+NcclResult make_ranks(const NcclLibrary& library, const NcclMaking& call, NcclReal real) {
+  if (inside_nccl()) return real();
+  const bool has_id = call.ids && call.id_count <= call.size;
+  const Digest id = has_id ? nccl_id(call.ids, call.id_count) : Digest{};
+  const Making making = begin_making(&library, id, call.size, call.place);
+  const NcclResult result = call_nccl(real);
+  end_making(making, result, call.made);
+  return result;
+}
+
+NcclResult make_all(const NcclLibrary& library, NcclComm* made, int size, NcclReal real) {
+  if (inside_nccl() || !recorder.is_awake()) return call_nccl(real);
+  const Digest id = nccl_own_id();
+  Making last;
+  for (int place = 0; place < size; ++place) last = begin_making(&library, id, size, place);
+  const NcclResult result = call_nccl(real);
+  for (int place = 0; place < size && last.family; ++place) {
+    last.place = place;
+    end_making(last, result, made ? made + place : nullptr, made != nullptr);
+  }
+  return result;
+}
+
+NcclResult split(const NcclLibrary& library, const NcclSplit& call, NcclReal real) {
+  if (inside_nccl()) return real();
+  const Making making = begin_child(&library, call.parent, "split", static_cast<uint32_t>(call.color));
+  const NcclResult result = call_nccl(real);
+  end_making(making, result, call.made, call.color != kNcclNoColor);
+  return result;
+}
+
+NcclResult shrink(const NcclLibrary& library, const NcclShrink& call, NcclReal real) {
+  if (inside_nccl()) return real();
+  const Making making = begin_child(&library, call.parent, "shrink", hash_of(call.excluded, call.count));
+  const NcclResult result = call_nccl(real);
+  end_making(making, result, call.made);
+  return result;
+}
+
+void forget_communicator(NcclComm comm) {
+  if (inside_nccl() || !recorder.is_awake()) return;
+  within_probe(false, [&](const Token& token) { return nccl_communicators.forget(token, comm), true; });
+}
+
+void remember_reduction(NcclComm comm, int op, const void* scalar, int type, int residence) {
+  if (inside_nccl() || !recorder.is_awake() || !scalar) return;
+  within_probe(false, [&](const Token& token) {
+    NcclCommunicators::Reduction reduction{comm, op, type, residence == kNcclScalarDevice, 0, scalar};
+    if (!reduction.on_device) reduction.value = nccl_scalar(scalar, type);
+    return nccl_communicators.add_reduction(token, reduction), true;
+  });
+}
+
+void forget_reduction(NcclComm comm, int op) {
+  if (inside_nccl() || !recorder.is_awake()) return;
+  within_probe(false, [&](const Token& token) { return nccl_communicators.remove_reduction(token, comm, op), true; });
+}
+
+}  // namespace forkpoint

@@ -1,0 +1,36 @@
+// The open NVTX ranges of each thread, as scopes of the recorder. A thread's ranges nest within a domain; those of
+// several domains may cross, then a range that was left stays part of the path until those opened after it are left.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "probes/guard.h"
+
+namespace forkpoint {
+
+struct RangeName {
+  uint64_t hash;
+  bool begins_step;
+  uint32_t length;
+  char text[1];  // length bytes and a zero
+
+  bool equals(std::string_view other) const { return other == std::string_view(text, length); }
+  static RangeName* make(uint64_t hash, std::string_view key);
+  static void discard(RangeName* name);
+};
+
+struct NvtxDomain {
+  bool is_nccls;  // NCCL marks its own calls
+};
+
+// Without what changes from call to call. nullptr: too many distinct ones (a coverage limit says so), or no memory.
+const RangeName* range_name(const Token& token, std::string_view text);
+
+// name may be nullptr. domain: nullptr is the default one.
+void push_range(const Token& token, const NvtxDomain* domain, const RangeName* name);
+void pop_range(const Token& token, const NvtxDomain* domain);
+// A mark, or a range that is not bound to a thread.
+void mark_range(const Token& token, const RangeName* name);
+
+}  // namespace forkpoint

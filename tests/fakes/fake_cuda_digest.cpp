@@ -1,0 +1,176 @@
+#include "tests/fakes/fake_cuda_digest.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+
+#include "kernels/digest_pieces.h"
+#include "lib/digest_raw.h"
+#include "tests/fakes/fake_cuda_memory.h"
+
+namespace forkpoint::fake {
+namespace {
+
+// On a device this is an illegal address, which destroys the program's context.
+void require_memory(uint64_t address, uint64_t size_bytes) {
+  if (Memory::get().is_there(address, size_bytes)) return;
+  fprintf(stderr, "fake_cuda: a digest reads %llu bytes at %#llx, which no allocation holds\n",
+          static_cast<unsigned long long>(size_bytes), static_cast<unsigned long long>(address));
+  abort();
+}
+
+void put(uint64_t* words, int low, uint64_t value) {
+  words[low] = static_cast<uint32_t>(value);
+  words[low + 1] = value >> 32;
+}
+
+void write_slot(DigestSlot* slot, uint32_t ticket, const RawDigest& raw, uint32_t node, uint32_t ordinal) {
+  uint64_t words[kWordCount] = {};
+  put(words, kWordA, raw.digest.a);
+  put(words, kWordB, raw.digest.b);
+  words[kWordSum] = fold_word_sum(raw.word_sum);
+  words[kWordNode] = node | uint64_t{ordinal} << 32;
+  for (int i = 0; i < kSlotCells; ++i) {
+    const uint64_t half = static_cast<uint32_t>(words[i / 2] >> (32 * (i % 2)));
+    __atomic_store_n(&slot->cell[i], half | uint64_t{ticket} << 32, __ATOMIC_RELEASE);
+  }
+}
+
+// As kernels/digest_finish.cuh does it.
+void answer(const DigestTarget& target, const RawDigest& raw) {
+  if (!target.ring) return write_slot(target.slot, target.ticket, raw, target.node, 0);
+  require_memory(reinterpret_cast<uint64_t>(target.ring), sizeof(DigestRing));
+  require_memory(reinterpret_cast<uint64_t>(target.scratch), sizeof(DigestScratch));
+  DigestRing& ring = *target.ring;
+  const uint32_t ordinal = target.scratch->ordinal++;
+  if (ring.taken - __atomic_load_n(ring.consumed, __ATOMIC_ACQUIRE) >= ring.capacity) {
+    __atomic_store_n(ring.dropped, ++ring.dropped_count, __ATOMIC_RELEASE);
+    return;
+  }
+  const uint64_t mine = ring.taken++;
+  write_slot(ring.slots + mine % ring.capacity, ring_ticket(mine, ring.capacity), raw, target.node, ordinal);
+}
+
+void add_run(const DigestFlat& run, RawDigest& raw) {
+  require_memory(reinterpret_cast<uint64_t>(run.data), run.size_bytes);
+  add_contiguous(run.data, run.size_bytes, DType::raw, run.first_byte, raw);
+}
+
+RawDigest digest_of(const void* data, uint64_t size_bytes) {
+  DigestFlat run = {};
+  run.data = data;
+  run.size_bytes = size_bytes;
+  RawDigest raw;
+  add_run(run, raw);
+  return raw;
+}
+
+void add_bytes(uint64_t address, uint64_t size_bytes, uint64_t position, RawDigest& raw) {
+  add_contiguous(reinterpret_cast<const void*>(address), size_bytes, DType::raw, position, raw);
+}
+
+// What a thread of the kernel takes: up to 64 adjacent bytes, or elements that lie apart.
+void add_unit(const DigestUnits& units, uint64_t row, uint64_t position, uint64_t index, RawDigest& raw) {
+  const uint64_t run = units.common.size_bytes;
+  if (units.element_bytes == 0) {
+    const int64_t offset = static_cast<int64_t>(index * 64) - static_cast<int64_t>(position % 64);
+    const auto begin = static_cast<uint64_t>(std::max<int64_t>(offset, 0));
+    const uint64_t end = std::min(run, static_cast<uint64_t>(offset + 64));
+    if (begin < end) add_bytes(row + begin, end - begin, position + begin, raw);
+    return;
+  }
+  const auto size = static_cast<uint64_t>(units.element_bytes);
+  for (uint64_t i = 0; i < 16 / size && index * 16 + i * size < run; ++i) {
+    add_bytes(row + i * static_cast<uint64_t>(units.run_stride_bytes), size, position + i * size, raw);
+  }
+}
+
+RawDigest digest_of(const DigestUnits& units) {
+  require_memory(units.lowest_address, units.end_address - units.lowest_address);
+  RawDigest raw;
+  for (uint64_t i = 0; i < units.units; ++i) {
+    uint64_t rest = i, index = 0, row = reinterpret_cast<uint64_t>(units.common.data),
+             position = units.common.first_byte;
+    for (int d = 0; d < units.dims; ++d) {
+      const uint64_t at = rest % units.extent[d];
+      rest /= units.extent[d];
+      row += at * static_cast<uint64_t>(units.stride_bytes[d]);
+      position += at * units.position_bytes[d];
+      if (d == units.unit_dim) index = at;
+    }
+    add_unit(units, row, position, index, raw);
+  }
+  return raw;
+}
+
+template <typename Params>
+const Params& params_of(const FakeKernelCall* call) {
+  return *reinterpret_cast<const Params*>(call->params);
+}
+
+void run_flat(const FakeKernelCall* call, void*) {
+  const auto& run = params_of<DigestFlat>(call);
+  RawDigest raw;
+  add_run(run, raw);
+  answer(run.target, raw);
+}
+
+void run_units(const FakeKernelCall* call, void*) {
+  const auto& units = params_of<DigestUnits>(call);
+  answer(units.common.target, digest_of(units));
+}
+
+void run_batch(const FakeKernelCall* call, void*) {
+  const DigestFlat* pieces = params_of<DigestBatch>(call).pieces;
+  std::map<const DigestScratch*, std::pair<RawDigest, uint32_t>> sums;
+  for (uint32_t i = 0; i < call->grid[0]; ++i) {
+    auto& [raw, parts] = sums[pieces[i].target.scratch];
+    add_run(pieces[i], raw);
+    if (++parts == pieces[i].parts) answer(pieces[i].target, raw);
+  }
+}
+
+template <int kCapacity>
+void run_pieces(const FakeKernelCall* call, void*) {
+  const auto& pieces = params_of<DigestPieces<kCapacity>>(call);
+  for (int i = 0; i < kCapacity && pieces.first_block[i] != pieces.kNoBlock; ++i) {
+    const DigestPiece& piece = pieces.piece[i];
+    DigestTarget target;
+    target.slot = static_cast<DigestSlot*>(piece.slot_or_ring);
+    target.ring = piece.ticket == 0 ? static_cast<DigestRing*>(piece.slot_or_ring) : nullptr;
+    target.scratch = piece.scratch;
+    target.ticket = piece.ticket;
+    target.node = piece.node;
+    answer(target, digest_of(piece.data, piece.size_bytes));
+  }
+}
+
+KernelDefinition definition(int number) {
+  const auto made = [&](FakeKernel kernel, size_t param_bytes) {
+    return KernelDefinition{kDigestKernelNames[number], kernel, nullptr, {{0, param_bytes}}};
+  };
+  if (number < static_cast<int>(kLoopCount)) return made(run_flat, sizeof(DigestFlat));
+  if (number < kDigestBatchKernel) return made(run_units, sizeof(DigestUnits));
+  if (number == kDigestBatchKernel) return made(run_batch, sizeof(DigestBatch));
+  if (number == kDigestPiecesKernel) return made(run_pieces<4>, sizeof(DigestPieces<4>));
+  if (number == kDigestPiecesKernel + 1) return made(run_pieces<16>, sizeof(DigestPieces<16>));
+  return made(run_pieces<48>, sizeof(DigestPieces<48>));
+}
+
+}  // namespace
+
+const KernelDefinition* digest_kernel(const char* name) {
+  static const auto* all = [] {
+    auto* made = new std::vector<KernelDefinition>;
+    for (int i = 0; i < kDigestKernelCount; ++i) made->push_back(definition(i));
+    return made;
+  }();
+  for (const KernelDefinition& one : *all) {
+    if (one.name == name) return &one;
+  }
+  return nullptr;
+}
+
+}  // namespace forkpoint::fake
