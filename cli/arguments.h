@@ -76,6 +76,7 @@ struct StepRange {
 };
 StepRange parse_steps(std::string_view text, std::string_view option = "--steps");
 std::vector<int> parse_ranks(std::string_view text, std::string_view option = "--ranks");  // sorted, unique
+std::string parse_launch(std::string_view text);  // of --launch: "7:1234", checked
 int64_t parse_count(std::string_view text, std::string_view option, int64_t least);
 uint64_t parse_size_bytes(std::string_view text, std::string_view option);  // "500M", "2GiB", "1000000"
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "cli/certify.h"
 #include "cli/probe_file.h"
 #include "cli/recording.h"
 #include "cli/target.h"
@@ -23,13 +24,28 @@ Level requested_level(const Arguments& arguments) {
   const auto level = level_from_name(text);
   if (!level) {
     throw UsageError(
-        fmt::format("record: --level `{}` is neither step nor layer.", text),
-        "step: batch, loss, gradients, weights, optimizer state; layer: also every layer's inputs and outputs.");
-  }
-  if (*level == Level::launch) {
-    throw UsageError("record: --level launch is not part of this version.", "The finest level is --level layer.");
+        fmt::format("record: --level `{}` is none of step, layer and launch.", text),
+        "step: batch, loss, gradients, weights, optimizer state; layer: also every layer's inputs and outputs; launch: "
+        "also every buffer of every CUDA kernel.");
   }
   return *level;
+}
+
+// What only makes sense where launches are recorded is refused elsewhere: it would be ignored in silence.
+void read_launch_options(const Arguments& arguments, RecordingRequest* request) {
+  for (const char* option : {"inputs", "retry", "launch", "certify", "keep-allocators"}) {
+    if (request->level == Level::launch || (!arguments.has(option) && !arguments.value(option))) continue;
+    throw UsageError(fmt::format("record: --{} needs --level launch, and the level is {}.", option, name(request->level)),
+                     "Add --level launch, or leave it out.");
+  }
+  request->inputs = arguments.has("inputs");
+  request->keep_allocators = arguments.has("keep-allocators");
+  if (const auto text = arguments.value("retry")) request->retry = parse_count(*text, "--retry", 1);
+  if (const auto text = arguments.value("launch")) request->retry_launch = parse_launch(*text);
+  if ((request->retry > 0) != request->retry_launch.has_value()) {
+    throw UsageError("record: --retry N and --launch STEP:INDEX belong together: which launch, and how often.",
+                     "`forkpoint show --launches STEP RUN` gives the index of each launch.");
+  }
 }
 
 RecordingRequest request_from(const Arguments& arguments) {
@@ -41,6 +57,8 @@ RecordingRequest request_from(const Arguments& arguments) {
   if (const auto text = arguments.value("max-size")) request.max_size_bytes = parse_size_bytes(*text, "--max-size");
   if (const auto text = arguments.value("first-step")) request.first_step = parse_count(*text, "--first-step", 0);
   request.mask_names = arguments.has("mask-names");
+  request.step_on = arguments.value("step-on");
+  read_launch_options(arguments, &request);
   request.command = arguments.command();
   request.run_directory = arguments.value("output").value_or("");
   if (arguments.has("output") && request.run_directory.empty()) throw UsageError("record: --output is empty.");
@@ -80,16 +98,20 @@ void report_no_records(const RecordingRequest& request, const TargetEnd& end) {
         fmt::format("{} before its first record; the folder {} can be removed.", end.sentence(), request.run_directory));
   }
   print_warning(
-      "the command made no records: it does not call forkpoint.h, or it is statically linked or set-uid, so that the "
-      "probe could not be loaded into it. Code that does not call forkpoint.h is not seen by this version.");
+      request.level == Level::launch
+          ? "the command made no records: it launched nothing on a CUDA device and does not call forkpoint.h, or it is "
+            "statically linked, 32-bit or set-uid, so that the probe could not be loaded into it."
+          : "the command made no records: it does not call forkpoint.h, or it is statically linked, 32-bit or set-uid, so "
+            "that the probe could not be loaded into it. With --level launch, CUDA programs are seen without it.");
 }
 
 void report(const RecordingRequest& request, const Recorded& recorded, const TargetEnd& end) {
   for (const std::string& problem : recorded.problems) print_warning(problem);
   if (recorded.ranks == 0) return report_no_records(request, end);
   const std::string range = recorded.steps ? fmt::format(" ({} to {})", recorded.first_step, recorded.last_step) : "";
-  print_note(fmt::format("{}: {}, {}{}, {}, {}", request.run_directory, counted(recorded.ranks, "rank"),
-                         counted(recorded.steps, "step"), range, counted(recorded.records, "record"),
+  const std::string launches = request.level == Level::launch ? counted(recorded.launches, "launch row") + ", " : "";
+  print_note(fmt::format("{}: {}, {}{}, {}, {}{}", request.run_directory, counted(recorded.ranks, "rank"),
+                         counted(recorded.steps, "step"), range, counted(recorded.records, "record"), launches,
                          human_size(recorded.size_bytes)));
   if (!recorded.writing_ranks.empty()) {
     print_warning(fmt::format("the command has ended, but {} still writes: the run is not whole before that ends.",
@@ -123,6 +145,7 @@ int record(const Arguments& arguments) {
   const std::string probe = find_probe();
   if (request.run_directory.empty()) request.run_directory = default_run_directory(request.command.front());
   const FreshFolders fresh(request.run_directory);
+  const std::string plain = arguments.has("certify") ? record_plain(request, probe) : "";
   create_run(request.run_directory, manifest_before(request));
   const Manifest manifest = read_manifest(request.run_directory);  // with what create_run added: who we are
   TargetEnd end;
@@ -137,6 +160,7 @@ int record(const Arguments& arguments) {
     throw;
   }
   end.exit_status = finish(request, manifest, end);
+  if (!plain.empty() && !certify(request.run_directory, plain) && end.exit_status == 0) end.exit_status = kOwnFailure;
   exit_like(end);
 }
 
@@ -152,19 +176,26 @@ const Verb& record_verb() {
           "to a new run folder. CMD keeps its stdin, stdout and stderr; its exit status is passed on\n"
           "(128+n: signal n; 125: forkpoint itself failed; 126: not executable; 127: not found).",
       .options = {{"output", 'o', "RUN", "folder to make (default: runs/NAME-YYYYmmdd-HHMMSS); never overwritten"},
-                  {"level", 0, "step|layer",
-                   "how fine: step (default), or layer: also every layer's inputs and outputs"},
+                  {"level", 0, "step|layer|launch",
+                   "how fine: step (default); layer: every layer too; launch: every CUDA kernel's buffers too"},
                   kStepsOption,
                   kRanksOption,
                   {"every", 0, "N", "only every N-th step"},
                   {"max-size", 0, "SIZE", "stop a rank's recording at this size, as in 2G (the run then has a gap)"},
                   {"mask-names", 0, "", "write names as hashes; leave the command and the folder out"},
-                  {"first-step", 0, "N", "number of the first step, where the program does not say"}},
+                  {"first-step", 0, "N", "number of the first step, where the program does not say"},
+                  {"step-on", 0, "REGEX", "a step begins with each kernel or NVTX range whose name matches"},
+                  {"inputs", 0, "", "launch level: digests right before each launch too"},
+                  {"launch", 0, "STEP:INDEX", "launch level: the launch that --retry repeats (STEP -1: before the first)"},
+                  {"retry", 0, "N", "launch level: run that launch N more times from the same inputs"},
+                  {"keep-allocators", 0, "",
+                   "launch level: leave PyTorch's and JAX's allocators as they are"},
+                  {"certify", 0, "", "launch level: run CMD unhashed as well; did recording change anything?"}},
       .examples = {{"forkpoint record -- ./train --steps 100", "records every step to runs/train-..."},
                    {"forkpoint record -o runs/good --level layer -- mpirun -n 8 ./train",
                     "a named run, fine enough to name a layer; RANK or its like tells the ranks apart"},
-                   {"forkpoint record -o runs/window --level layer --steps 100:110 -- ./train --resume",
-                    "only the window in which two runs are known to fork"},
+                   {"forkpoint record -o runs/fine --level launch --step-on optimizer -- python train.py",
+                   "every kernel launch of a script that nobody edited; a step begins with each range named optimizer"},
                    {"forkpoint record --every 10 --max-size 2G --mask-names -- ./train",
                     "a long job, with names hidden"}},
       .takes_command = true,

@@ -58,6 +58,15 @@ std::vector<int> parse_ranks(std::string_view text, std::string_view option) {
   return ranks;
 }
 
+std::string parse_launch(std::string_view text) {
+  const size_t colon = std::min(text.find(':'), text.size());
+  const bool before_the_first = text.substr(0, colon) == "-1";
+  if ((!before_the_first && !number(text.substr(0, colon))) || colon == text.size() || !number(text.substr(colon + 1))) {
+    throw bad("--launch", text, "a step (-1: before the first) and the index of a launch in it, such as 7:1234");
+  }
+  return std::string(text);
+}
+
 int64_t parse_count(std::string_view text, std::string_view option, int64_t least) {
   const auto value = number(text);
   if (!value || *value < least) throw bad(option, text, fmt::format("a whole number of at least {}", least));

@@ -39,6 +39,11 @@ Manifest manifest_before(const RecordingRequest& request) {
   manifest.command = request.mask_names ? std::vector<std::string>{"(masked)"} : request.command;
   manifest.working_directory = request.mask_names ? "(masked)" : fs::current_path().string();
   manifest.environment = numeric_environment();
+  for (const auto& [variable, value] : allocator_changes(request)) {
+    manifest.environment[variable] = *value;
+    manifest.versions["set by forkpoint"] +=
+        (manifest.versions["set by forkpoint"].empty() ? "" : ", ") + fmt::format("{}={}", variable, *value);
+  }
   manifest.versions = machine_versions();
   manifest.gpus = gpu_names();
   manifest.level = request.level;
@@ -50,10 +55,25 @@ Manifest manifest_before(const RecordingRequest& request) {
   return manifest;
 }
 
+EnvironmentChanges allocator_changes(const RecordingRequest& request) {
+  EnvironmentChanges changes;
+  if (request.level != Level::launch || request.keep_allocators) return changes;
+  const auto is_set = [](const char* variable) { return std::getenv(variable) != nullptr; };
+  // The old name counts as well: PyTorch reads both.
+  if (!is_set("PYTORCH_ALLOC_CONF") && !is_set("PYTORCH_CUDA_ALLOC_CONF") && !is_set("PYTORCH_NO_CUDA_MEMORY_CACHING")) {
+    changes["PYTORCH_ALLOC_CONF"] = "backend:cudaMallocAsync";
+  }
+  if (!is_set("XLA_PYTHON_CLIENT_ALLOCATOR") && !is_set("TF_GPU_ALLOCATOR")) changes["XLA_PYTHON_CLIENT_ALLOCATOR"] = "platform";
+  return changes;
+}
+
 EnvironmentChanges contract_environment(const RecordingRequest& request, const std::string& probe) {
   using namespace contract;
-  EnvironmentChanges changes{{kSteps, {}},        {kRanks, {}},     {kEvery, {}},
-                             {kMaxSizeBytes, {}}, {kMaskNames, {}}, {kFirstStep, {}}};
+  EnvironmentChanges changes = allocator_changes(request);
+  for (const char* variable : {kSteps, kRanks, kEvery, kMaxSizeBytes, kMaskNames, kFirstStep, kInputs, kStepOn, kRetry, kLaunch,
+                               kSequence}) {
+    changes[variable] = std::nullopt;
+  }
   changes[kRun] = fs::absolute(request.run_directory).lexically_normal().string();
   changes[kLevel] = std::string(name(request.level));
   if (request.steps) {
@@ -65,6 +85,11 @@ EnvironmentChanges contract_environment(const RecordingRequest& request, const s
   if (request.max_size_bytes) changes[kMaxSizeBytes] = std::to_string(*request.max_size_bytes);
   if (request.mask_names) changes[kMaskNames] = "1";
   if (request.first_step) changes[kFirstStep] = std::to_string(*request.first_step);
+  if (request.step_on) changes[kStepOn] = *request.step_on;
+  if (request.inputs) changes[kInputs] = "1";
+  if (request.sequence) changes[kSequence] = "1";
+  if (request.retry > 0) changes[kRetry] = std::to_string(request.retry);
+  if (request.retry_launch) changes[kLaunch] = *request.retry_launch;
   changes["LD_PRELOAD"] = preload_with(probe, std::getenv("LD_PRELOAD"));
   return changes;
 }
@@ -137,6 +162,7 @@ void count(const Run& run, Recorded* recorded) {
     recorded->size_bytes += stream->size_bytes();
     for (const StepSummary& step : stream->steps()) {
       recorded->records += step.records;
+      recorded->launches += step.launches;
       if (step.step != kPrologueStep) steps.insert(step.step);
     }
     if (stream->state() == StreamState::recording) recorded->writing_ranks.push_back(stream->header().rank);

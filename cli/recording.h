@@ -21,12 +21,21 @@ struct RecordingRequest {
   std::optional<uint64_t> max_size_bytes;
   bool mask_names = false;
   std::optional<int64_t> first_step;
+  std::optional<std::string> step_on;        // regular expression
+  bool inputs = false;                       // launch level: digests before each launch too
+  bool sequence = false;                     // launch level: digests only of what goes to the host
+  int64_t retry = 0;                         // repetitions of the launch ...
+  std::optional<std::string> retry_launch;   // ... STEP:INDEX
+  bool keep_allocators = false;              // leave the frameworks' own allocators as they are
   std::vector<std::string> command;
 };
 
 // A run folder that did not exist before: `runs/train-20250131-120000`, relative to the working directory.
 std::string default_run_directory(const std::string& program);
 Manifest manifest_before(const RecordingRequest& request);
+// At launch level, the variables by which frameworks make each tensor an allocation of its own, so that the extent of every
+// buffer is known; none that the user has set.
+EnvironmentChanges allocator_changes(const RecordingRequest& request);
 // The variables of lib/probe_contract.h and LD_PRELOAD. Those that the request does not set are removed, so that a
 // recording depends on its command line alone.
 EnvironmentChanges contract_environment(const RecordingRequest& request, const std::string& probe);
@@ -36,7 +45,7 @@ struct Recorded {
   size_t ranks = 0;
   size_t steps = 0;
   int64_t first_step = 0, last_step = 0;  // meaningful when steps > 0
-  uint64_t records = 0, size_bytes = 0;
+  uint64_t records = 0, launches = 0, size_bytes = 0;
   std::vector<int> missing_ranks, writing_ranks, died_ranks;
   std::vector<std::string> problems;
 };

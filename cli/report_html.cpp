@@ -192,6 +192,7 @@ class Page {
       tile("steps compared", grouped(verdict_.coverage.steps_compared));
     }
     tile("records compared", grouped(verdict_.coverage.records_compared));
+    if (verdict_.coverage.launches_compared > 0) tile("launches compared", grouped(verdict_.coverage.launches_compared));
     tile("bytes hashed", human_size(verdict_.coverage.bytes_hashed));
     out_ += "</dl>\n";
   }

@@ -23,8 +23,13 @@ std::string describe(const Pointing& pointing) {
 }
 
 std::string describe(const Coverage& coverage) {
+  std::string launches;
+  if (coverage.launches_compared > 0) {
+    launches = fmt::format(" and {} launches{}", grouped(coverage.launches_compared),
+                           coverage.buffers_compared == 0 ? "" : fmt::format(" ({})", counted(coverage.buffers_compared, "buffer")));
+  }
   std::string text =
-      fmt::format("{} compared on {} and {}, {} hashed, level {}", counted(coverage.records_compared, "record"),
+      fmt::format("{}{} compared on {} and {}, {} hashed, level {}", counted(coverage.records_compared, "record"), launches,
                   counted(static_cast<uint64_t>(std::max(0, coverage.ranks_compared)), "rank"),
                   counted(coverage.steps_compared, "step"), human_size(coverage.bytes_hashed),
                   coverage.level.empty() ? "unknown" : coverage.level);
@@ -118,6 +123,11 @@ std::string painted_headline(const Verdict& verdict, const Style& style) {
   return text;
 }
 
+std::string later_phrase(const Verdict& verdict) {
+  if (verdict.coverage.launches_compared == 0) return counted(verdict.propagated, "later record");
+  return fmt::format("{} later records and launches", grouped(verdict.propagated));
+}
+
 void add_divergence(const Verdict& verdict, Blocks* blocks) {
   const Divergence& first = *verdict.first;
   if (!verdict.cause.cls.empty() || !verdict.cause.class_candidates.empty()) {
@@ -134,7 +144,7 @@ void add_divergence(const Verdict& verdict, Blocks* blocks) {
   blocks->add_list("also first", also);
   blocks->add("ranks", ranks_phrase(verdict));
   blocks->add("propagated", verdict.propagated
-                                ? counted(verdict.propagated, "later record") + " differ as a consequence"
+                                ? later_phrase(verdict) + " differ as a consequence"
                                 : "nothing else differs");
 }
 

@@ -43,19 +43,19 @@ _forkpoint() {
       return
       ;;
     --level)
-      mapfile -t COMPREPLY < <(compgen -W "step layer" -- "$current")
+      mapfile -t COMPREPLY < <(compgen -W "step layer launch" -- "$current")
       return
       ;;
     --phase)
       mapfile -t COMPREPLY < <(compgen -W "load data forward backward collective optimizer state" -- "$current")
       return
       ;;
-    --steps | --ranks | --every | --max-size | --first-step | --layer | --tensor) return ;;
+    --steps | --ranks | --every | --max-size | --first-step | --step-on | --launch | --retry | --layer | --tensor | --launches) return ;;
   esac
   case $verb in
-    record) options="--output --level --steps --ranks --every --max-size --mask-names --first-step --help --" ;;
+    record) options="--output --level --steps --ranks --every --max-size --mask-names --first-step --step-on --inputs --launch --retry --keep-allocators --certify --help --" ;;
     diff) options="--steps --ranks --json --html --full-scan --no-verify --help" ;;
-    show) options="--steps --ranks --layer --phase --tensor --records --summary --json --help" ;;
+    show) options="--steps --ranks --layer --phase --tensor --records --summary --launches --json --help" ;;
     merge) options="--output --help" ;;
     version) options="--json --help" ;;
     help) options="record diff show merge version" ;;

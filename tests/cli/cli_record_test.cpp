@@ -127,7 +127,11 @@ TEST_CASE("mistakes on record's own command line are 125, since 1 and 2 could be
        std::vector<std::vector<std::string>>{{"record"},
                                              {"record", "--"},
                                              {"record", "true"},
-                                             {"record", "--level", "launch", "--", "true"},
+                                             {"record", "--inputs", "--", "true"},
+                                             {"record", "--level", "layer", "--certify", "--", "true"},
+                                             {"record", "--level", "launch", "--retry", "3", "--", "true"},
+                                             {"record", "--level", "launch", "--launch", "3:1", "--", "true"},
+                                             {"record", "--level", "launch", "--retry", "3", "--launch", "3", "--", "true"},
                                              {"record", "--level", "fine", "--", "true"},
                                              {"record", "--every", "0", "--", "true"},
                                              {"record", "--max-size", "big", "--", "true"},
@@ -140,8 +144,8 @@ TEST_CASE("mistakes on record's own command line are 125, since 1 and 2 could be
     CHECK(result.err.starts_with("forkpoint: record: ") != result.err.starts_with("forkpoint: --"));
     CHECK(fs::is_empty(folder.path()));
   }
-  const ProgramResult launch = run_forkpoint({"record", "--level", "launch", "--", "true"});
-  CHECK(contains(launch.err, "--level launch is not part of this version"));
+  const ProgramResult inputs = run_forkpoint({"record", "--inputs", "--", "true"});
+  CHECK(contains(inputs.err, "--inputs needs --level launch, and the level is step"));
 }
 
 TEST_CASE("options after `--` are the command's") {
