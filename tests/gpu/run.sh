@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one script: configures, builds, runs the GPU tests and benches.
-# Usage: tests/gpu/run.sh [STAGE...]   STAGE: build | tests | bench | faults | overhead (default: all)
+# Usage: tests/gpu/run.sh [STAGE...]
+# STAGE: build | tests | bench | faults | overhead | launch | launch-overhead (default: all)
 # Ends with a table of bench lines and results, then `N passed, N failed, N skipped`. Each stage takes under 8 minutes.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 build=${BUILD:-build-gpu}
-stages=${*:-build tests bench faults overhead}
+stages=${*:-build tests bench faults overhead launch launch-overhead}
 out=${OUT:-$build/gpu-results}
 mkdir -p "$build" "$out"
 benches=$out/bench.txt
@@ -35,7 +36,7 @@ run_ctest() {  # run_ctest ARGUMENTS...: one result line a test
   done < <(sed -nE 's/^ *[0-9]+\/[0-9]+ Test +#[0-9]+: +([^ ]+) \.*[* ]*(Passed|Skipped|Failed|Timeout|Not Run|Exception|Subprocess aborted).*/\1 \2/p' "$out/ctest-$stage.log")
 }
 
-run_stage_tests() { run_ctest -L gpu -E planted_faults; }
+run_stage_tests() { run_ctest -L gpu -E 'planted_faults|^launch_plain$'; }
 run_stage_faults() { run_ctest -R planted_faults; }
 
 run_bench() {  # run_bench NAME COMMAND...
@@ -56,6 +57,26 @@ run_stage_bench() {
   run_bench device_digest_bench "$build/bench/device_digest_bench"
   run_bench hash_tensor_bench python3 tests/gpu/hash_tensor_bench.py "$build"
 }
+# Cases of which each prints a line `pass|FAIL|skip NAME: ...`.
+run_cases() {  # run_cases NAME COMMAND...
+  local name=$1 verdict case
+  shift
+  "$@" 2>&1 | tee "$out/$name.log"
+  grep -qE '^[0-9]+ passed, ' "$out/$name.log" || result failed "$name (did not come to its end)"
+  while read -r verdict case _; do
+    case $verdict in
+      pass) result passed "${case%:}" ;;
+      skip) result skipped "${case%:}" ;;
+      *) result failed "${case%:}" ;;
+    esac
+  done < <(grep -E '^(pass|FAIL|skip) ' "$out/$name.log")
+}
+
+run_stage_launch() {
+  run_bench launch_plain bash tests/gpu/need_gpus.sh 1 bash tests/gpu/launch_plain.sh "$build"
+  run_cases launch_cases python3 tests/torch/launch_cases.py "$build" --time-limit 400
+}
+run_stage_launch-overhead() { run_bench launch_overhead python3 tests/gpu/launch_overhead.py "$build"; }
 run_stage_overhead() { run_bench recording_overhead python3 tests/gpu/overhead.py "$build"; }
 
 for stage in $stages; do

@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+"""The program that launch_overhead.py times: an 8-layer GPT in bf16, 4,096 tokens a step. Knows nothing of forkpoint.
+
+Usage: launch_gpt.py eager|graph BLOCKS   launch_gpt.py debug_mode|growth STEPS     The last line of its output is JSON.
+"""
+
+import gc
+import json
+import os
+import pathlib
+import statistics
+import sys
+import time
+
+import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "torch" / "programs"))
+from model import GPT, mlp, token_batches  # noqa: E402
+
+BLOCK = 10  # steps between two waits for the device
+VOCABULARY, LENGTH, BATCH = 8192, 512, 8
+
+
+class Training:
+    def __init__(self, capturable=False):
+        torch.manual_seed(0)
+        self.model = GPT(VOCABULARY, LENGTH, width=1024, heads=16, layers=8).to("cuda", torch.bfloat16)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, capturable=capturable)
+        self.tokens, self.targets = (part.cuda() for part in next(token_batches(VOCABULARY, BATCH, LENGTH)))
+        self.loss = None
+
+    def step(self):
+        self.loss = self.model(self.tokens, self.targets)
+        self.optimizer.zero_grad()
+        self.loss.backward()
+        self.optimizer.step()
+
+
+def marked(step):
+    torch.cuda.nvtx.range_push("step")
+    step()
+    torch.cuda.nvtx.range_pop()
+
+
+def milliseconds(step, blocks):
+    """Of a step, block by block; the device is waited for before and after each."""
+    times = []
+    for _ in range(blocks):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(BLOCK):
+            marked(step)
+        torch.cuda.synchronize()
+        times.append(1000 * (time.perf_counter() - begin) / BLOCK)
+    return times
+
+
+def host_milliseconds(step, count=10):
+    """Until the host has asked for a step whose predecessor is done: the device does not hold it up."""
+    times = []
+    for _ in range(count):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        marked(step)
+        times.append(1000 * (time.perf_counter() - begin))
+    torch.cuda.synchronize()
+    return statistics.median(times)
+
+
+def time_steps(step, blocks):
+    milliseconds(step, 1)  # warm-up
+    return {"block_ms": milliseconds(step, blocks), "host_ms": host_milliseconds(step)}
+
+
+def run_eager(blocks):
+    training = Training()
+    return time_steps(training.step, blocks) | {"loss": training.loss.item()}
+
+
+def captured(step, optimizer):
+    """A graph of one step, after the warm-up on a stream of its own that captures ask for."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    optimizer.zero_grad(set_to_none=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph
+
+
+def run_graph(blocks):
+    training = Training(capturable=True)
+    graph = captured(training.step, training.optimizer)
+    return time_steps(graph.replay, blocks) | {"loss": training.loss.item()}
+
+
+def run_debug_mode(steps):
+    training = Training()
+    plain = time_steps(training.step, 2)["block_ms"]
+    try:
+        from torch.utils._debug_mode import DebugMode
+
+        hashes = DebugMode.log_tensor_hashes
+    except (ImportError, AttributeError) as missing:
+        return {"missing": str(missing)}
+    times = []
+    for _ in range(steps):
+        with DebugMode() as mode, hashes(hash_fn="hash_tensor"):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            training.step()
+            torch.cuda.synchronize()
+            times.append(1000 * (time.perf_counter() - begin))
+            operators = len(mode.operators)
+    return {"plain_ms": statistics.median(plain), "debug_ms": statistics.median(times), "operators": operators}
+
+
+def memory_in_use():
+    """Bytes of this process on the host, and of the whole device: nobody else may use it meanwhile."""
+    torch.cuda.synchronize()
+    gc.collect()
+    time.sleep(1)  # threads that write behind have caught up
+    with open("/proc/self/statm") as statm:
+        host = int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    free, total = torch.cuda.mem_get_info()
+    return {"host": host, "device": total - free}
+
+
+def run_growth(steps):
+    torch.manual_seed(0)
+    eager, replayed = mlp().cuda(), mlp().cuda()
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-4, capturable=True) for model in (eager, replayed)]
+    inputs = torch.randn(256, 256, device="cuda")
+
+    def train(which):
+        model, optimizer = (eager, replayed)[which], optimizers[which]
+        loss = (model(inputs) - inputs).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    graph = captured(lambda: train(1), optimizers[1])
+    early = None
+    for step in range(steps):
+        marked(lambda: (train(0).item(), graph.replay()))
+        if step + 1 == steps // 10:
+            early = memory_in_use()
+    return {"early": early, "late": memory_in_use(), "steps": steps - steps // 10}
+
+
+def main():
+    modes = {"eager": run_eager, "graph": run_graph, "debug_mode": run_debug_mode, "growth": run_growth}
+    print(json.dumps(modes[sys.argv[1]](int(sys.argv[2]))))
+
+
+main()

@@ -1,0 +1,228 @@
+#!/usr/bin/env python3
+"""What the probe costs: preloaded and dormant, recording each launch of a GPT, and in memory over thousands of steps.
+
+Usage: launch_overhead.py BUILD [--growth-steps N] [--rounds N]
+All in one run, in turns, so that the ratios hold whatever the machine. Ends with lines `bench NAME VALUE GOAL ok|MISS`;
+a goal that is missed is no failure. Skipped (status 77) without torch or a GPU.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+
+PROGRAM = pathlib.Path(__file__).resolve().parent / "launch_gpt.py"
+BYTES_A_SECOND = 4.4e12  # what a pure read of device memory reaches
+SECONDS_A_DIGEST = 2e-6  # a digest's node in a CUDA graph, when it has nothing to do
+STARTS = 50
+BLOCKS = 5
+TIMEOUT_S = 300
+table = []
+
+
+def report(name, value, goal, at_most=True):
+    """One line of the table. goal None: there is none."""
+    verdict = "-" if goal is None else "ok" if (value <= goal) == at_most else "MISS"
+    table.append(f"bench {name} {value:.3f} {'-' if goal is None else goal} {verdict}")
+
+
+def environment(changes=None):
+    unwanted = ("FORKPOINT_", "LD_PRELOAD", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    return {name: value for name, value in os.environ.items() if not name.startswith(unwanted)} | (changes or {})
+
+
+def run(command, changes=None):
+    """The JSON that the command prints last."""
+    words = [str(word) for word in command]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment(changes), timeout=TIMEOUT_S)
+    if done.returncode != 0:
+        output = f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        sys.exit(f"{' '.join(words)} exited with status {done.returncode}:\n{output}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+class Bench:
+    def __init__(self, build, folder):
+        self.forkpoint, self.probe, self.folder = build / "forkpoint", build / "libforkpoint.so", folder
+
+    def program(self, arm, mode, *arguments):
+        """One run of launch_gpt.py; a recording is left in the folder MODE-ARM."""
+        command = [sys.executable, PROGRAM, mode, *arguments]
+        if arm == "dormant":
+            return run(command, {"LD_PRELOAD": str(self.probe)})
+        if arm == "pool":
+            return run(command, {"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"})
+        if arm in ("recorded", "kept"):
+            recording = self.folder / f"{mode}-{arm}"
+            shutil.rmtree(recording, ignore_errors=True)
+            options = ["--level", "launch", "--step-on", "^step$", *(["--keep-allocators"] if arm == "kept" else [])]
+            command = [self.forkpoint, "record", *options, "-o", recording, "--", *command]
+        return run(command)
+
+    def in_turns(self, mode, arms, rounds):
+        """What each arm printed of BLOCKS blocks of steps, round by round."""
+        results = {arm: [] for arm in arms}
+        for _ in range(rounds):
+            for arm in arms:
+                results[arm].append(self.program(arm, mode, BLOCKS))
+        return results
+
+    def launches(self, mode, step=20):
+        """Calls, digests and bytes hashed in one recorded step."""
+        shown = subprocess.run(
+            [self.forkpoint, "show", self.folder / f"{mode}-recorded", "--launches", str(step), "--json"],
+            capture_output=True, text=True, check=True, timeout=TIMEOUT_S,
+        )
+        rows = [row for row in json.loads(shown.stdout)["launches"] if row["kind"] in ("kernel", "copy", "set")]
+        # Buffers of one launch with the same bytes share a digest.
+        hashed = [
+            {(buffer["allocation"], buffer["start"], buffer["bytes"]) for buffer in row["buffers"] if buffer["digest"]}
+            for row in rows
+        ]
+        return {
+            "launches": len(rows),
+            "hashed_launches": sum(bool(buffers) for buffers in hashed),
+            "digests": sum(len(buffers) for buffers in hashed),
+            "bytes": sum(size for buffers in hashed for _, _, size in buffers),
+        }
+
+
+def block_ms(results):
+    """Median over the blocks of all rounds."""
+    return statistics.median(value for result in results for value in result["block_ms"])
+
+
+def best_ms(results):
+    """The quietest process: what a difference of a thousandth needs."""
+    return min(statistics.median(result["block_ms"]) for result in results)
+
+
+def spread(results):
+    values = [value for result in results for value in result["block_ms"]]
+    return f"{min(values):.2f} to {max(values):.2f}"
+
+
+def measure_eager(bench, rounds):
+    results = bench.in_turns("eager", ("unrecorded", "dormant", "recorded"), rounds)
+    plain, recorded = block_ms(results["unrecorded"]), block_ms(results["recorded"])
+    counts = bench.launches("eager")
+    print(f"eager: unrecorded {plain:.2f} ms a step ({spread(results['unrecorded'])}), dormant "
+          f"{block_ms(results['dormant']):.2f} ({spread(results['dormant'])}), recorded {recorded:.2f} "
+          f"({spread(results['recorded'])})")
+    gigabytes = counts["bytes"] / 1e9
+    print(f"eager: {counts['launches']} launches, {counts['digests']} digests and {gigabytes:.2f} GB a step")
+    host = [statistics.median(result["host_ms"] for result in results[arm]) for arm in ("unrecorded", "recorded")]
+    print(f"eager: the host asks for a step in {host[0]:.2f} ms unrecorded, {host[1]:.2f} recorded")
+    for arm, what in (("pool", "unrecorded, one allocation a tensor"), ("kept", "recorded, PyTorch's own allocator")):
+        print(f"eager: {what}: {block_ms([bench.program(arm, 'eager', BLOCKS)]):.2f} ms a step")
+    if len({result["loss"] for arm in results for result in results[arm]}) > 1:
+        print(f"eager: the losses differ: { {arm: [result['loss'] for result in results[arm]] for arm in results} }")
+    report("dormant_step_ratio", best_ms(results["dormant"]) / best_ms(results["unrecorded"]), 1.003)
+    report("launch_eager_step_ratio", recorded / plain, 1.8)
+    report("launch_us_a_launch", 1000 * (recorded - plain) / counts["launches"], 5)
+    report("launch_host_us_a_launch", 1000 * (host[1] - host[0]) / counts["launches"], 5)
+
+
+def measure_debug_mode(bench):
+    result = bench.program("unrecorded", "debug_mode", 5)
+    if "missing" in result:
+        return print(f"DebugMode: torch has none here that logs hashes: {result['missing']}")
+    ratio = result["debug_ms"] / result["plain_ms"]
+    print(f"DebugMode with hashes: {result['plain_ms']:.2f} -> {result['debug_ms']:.2f} ms a step ({ratio:.1f}x), "
+          f"{result['operators']} operators")
+    report("debug_mode_step_ratio", ratio, None)
+
+
+def measure_graph(bench, rounds):
+    results = bench.in_turns("graph", ("unrecorded", "recorded"), rounds)
+    plain, recorded = block_ms(results["unrecorded"]), block_ms(results["recorded"])
+    counts = bench.launches("graph")
+    floor_ms = 1000 * (counts["bytes"] / BYTES_A_SECOND + counts["hashed_launches"] * SECONDS_A_DIGEST)
+    print(f"graph: unrecorded {plain:.2f} ms a replay ({spread(results['unrecorded'])}), recorded {recorded:.2f} "
+          f"({spread(results['recorded'])}); {counts['launches']} nodes, {counts['digests']} digests, "
+          f"{counts['bytes'] / 1e9:.2f} GB: at least {floor_ms:.2f} ms more")
+    report("launch_graph_replay_ratio", recorded / plain, 1.6)
+    report("launch_graph_floor_ratio", (plain + floor_ms) / plain, None)
+
+
+def measure_growth(bench, steps):
+    grown = {}
+    for arm in ("unrecorded", "recorded"):
+        result = bench.program(arm, "growth", steps)
+        grown[arm] = {what: (result["late"][what] - result["early"][what]) / 2**20 for what in ("host", "device")}
+        host, device = grown[arm]["host"], grown[arm]["device"]
+        print(f"growth, {arm}: {host:.2f} MiB on the host, {device:.2f} MiB on the device in {result['steps']} steps")
+    for what in ("host", "device"):
+        report(f"growth_{what}_mib", grown["recorded"][what] - grown["unrecorded"][what], 4)
+
+
+def start_ms(command, preload):
+    times = {None: [], preload: []}
+    for _ in range(STARTS):
+        for probe in times:
+            words = environment({"LD_PRELOAD": probe} if probe else None)
+            begin = time.perf_counter()
+            subprocess.run(command, env=words, check=True)
+            times[probe].append(1000 * (time.perf_counter() - begin))
+    return statistics.median(times[preload]) - statistics.median(times[None])
+
+
+def measure_start(bench):
+    report("dormant_start_python_ms", start_ms([sys.executable, "-c", "pass"], str(bench.probe)), 1)
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if not compiler:
+        return print("start of a C program: not measured, there is no C compiler")
+    source, program = bench.folder / "nothing.c", bench.folder / "nothing"
+    source.write_text("int main(void) { return 0; }\n")
+    subprocess.run([compiler, source, "-o", program], check=True)
+    report("dormant_start_c_ms", start_ms([str(program)], str(bench.probe)), 1)
+
+
+def trouble_of(measure):
+    """What went wrong; None: nothing. The other numbers are worth having all the same."""
+    try:
+        measure()
+        return None
+    except SystemExit as trouble:
+        print(trouble.code)
+        return trouble
+    except Exception as trouble:
+        traceback.print_exc(file=sys.stdout)
+        return trouble
+    finally:
+        sys.stdout.flush()
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("build", type=pathlib.Path)
+    parser.add_argument("--growth-steps", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    has_gpu = shutil.which("nvidia-smi") and subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode == 0
+    if not has_gpu or importlib.util.find_spec("torch") is None:
+        print("skipped: needs torch and a GPU")
+        sys.exit(77)
+    with tempfile.TemporaryDirectory(prefix="forkpoint-overhead-") as folder:
+        bench = Bench(options.build.resolve(), pathlib.Path(folder))
+        measurements = [
+            lambda: measure_start(bench),
+            lambda: measure_eager(bench, options.rounds),
+            lambda: measure_debug_mode(bench),
+            lambda: measure_graph(bench, max(1, options.rounds - 1)),
+            lambda: measure_growth(bench, options.growth_steps),
+        ]
+        failed = [trouble for trouble in map(trouble_of, measurements) if trouble]
+    print("\n".join(table))
+    sys.exit(1 if failed else 0)
+
+
+main()
