@@ -105,7 +105,17 @@ void report_no_records(const RecordingRequest& request, const TargetEnd& end) {
             "that the probe could not be loaded into it. With --level launch, CUDA programs are seen without it.");
 }
 
+// Which of the things that we set may be why it failed.
+void report_failure(const RecordingRequest& request, const TargetEnd& end) {
+  if (end.exit_status == 0 || end.interrupted || allocator_changes(request).empty()) return;
+  print_warning(
+      fmt::format("{}. PyTorch and JAX had other allocators than usual, which do not work with everything (CUDA graphs of "
+                  "Triton kernels, memory pools, CUDA IPC): if it does not fail by itself, try --keep-allocators.",
+                  end.sentence()));
+}
+
 void report(const RecordingRequest& request, const Recorded& recorded, const TargetEnd& end) {
+  report_failure(request, end);
   for (const std::string& problem : recorded.problems) print_warning(problem);
   if (recorded.ranks == 0) return report_no_records(request, end);
   const std::string range = recorded.steps ? fmt::format(" ({} to {})", recorded.first_step, recorded.last_step) : "";
@@ -144,6 +154,7 @@ int record(const Arguments& arguments) {
   RecordingRequest request = request_from(arguments);
   const std::string probe = find_probe();
   if (request.run_directory.empty()) request.run_directory = default_run_directory(request.command.front());
+  if (request.level == Level::launch) request.fixed_addresses = fix_addresses();
   const FreshFolders fresh(request.run_directory);
   const std::string plain = arguments.has("certify") ? record_plain(request, probe) : "";
   create_run(request.run_directory, manifest_before(request));

@@ -39,12 +39,13 @@ Manifest manifest_before(const RecordingRequest& request) {
   manifest.command = request.mask_names ? std::vector<std::string>{"(masked)"} : request.command;
   manifest.working_directory = request.mask_names ? "(masked)" : fs::current_path().string();
   manifest.environment = numeric_environment();
+  manifest.versions = machine_versions();
   for (const auto& [variable, value] : allocator_changes(request)) {
     manifest.environment[variable] = *value;
     manifest.versions["set by forkpoint"] +=
         (manifest.versions["set by forkpoint"].empty() ? "" : ", ") + fmt::format("{}={}", variable, *value);
   }
-  manifest.versions = machine_versions();
+  if (request.level == Level::launch) manifest.versions["addresses"] = request.fixed_addresses ? "fixed" : "randomised";
   manifest.gpus = gpu_names();
   manifest.level = request.level;
   manifest.ranks = request.ranks;
@@ -63,7 +64,7 @@ EnvironmentChanges allocator_changes(const RecordingRequest& request) {
   if (!is_set("PYTORCH_ALLOC_CONF") && !is_set("PYTORCH_CUDA_ALLOC_CONF") && !is_set("PYTORCH_NO_CUDA_MEMORY_CACHING")) {
     changes["PYTORCH_ALLOC_CONF"] = "backend:cudaMallocAsync";
   }
-  if (!is_set("XLA_PYTHON_CLIENT_ALLOCATOR") && !is_set("TF_GPU_ALLOCATOR")) changes["XLA_PYTHON_CLIENT_ALLOCATOR"] = "platform";
+  if (!is_set("XLA_PYTHON_CLIENT_ALLOCATOR") && !is_set("TF_GPU_ALLOCATOR")) changes["XLA_PYTHON_CLIENT_ALLOCATOR"] = "cuda_async";
   return changes;
 }
 

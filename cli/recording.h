@@ -26,6 +26,7 @@ struct RecordingRequest {
   bool sequence = false;                     // launch level: digests only of what goes to the host
   int64_t retry = 0;                         // repetitions of the launch ...
   std::optional<std::string> retry_launch;   // ... STEP:INDEX
+  bool fixed_addresses = false;              // what fix_addresses() said
   bool keep_allocators = false;              // leave the frameworks' own allocators as they are
   std::vector<std::string> command;
 };

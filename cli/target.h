@@ -39,6 +39,11 @@ struct TargetEnd {
 // process group; what another process sends to us alone (kill, a batch system) is passed on to the command. Signals
 // that we were started with ignored stay ignored. None of them ends us before the command has ended. REQUIRES: a single
 // thread. On return these signals stay blocked, so that an impatient second Ctrl-C does not cut what is left to do.
+// Has the commands that this process starts from now on run at the same addresses each time: no randomised address space,
+// and an environment of one size whatever is in it. Parameter blocks of kernels hold padding in which old addresses are left;
+// two runs at other addresses would differ in it. false: the system does not allow it (some containers).
+bool fix_addresses();
+
 TargetEnd run_target(const std::vector<std::string>& command, const EnvironmentChanges& changes);
 
 // Ends this process the way the command ended: after a Ctrl-C by SIGINT, so that a shell's loop around us stops too.

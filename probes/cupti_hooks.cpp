@@ -39,7 +39,12 @@ void CUPTIAPI on_call(void*, CUpti_CallbackDomain domain, CUpti_CallbackId numbe
   if (!call.entry && info.functionReturnValue) call.result = *static_cast<const CUresult*>(info.functionReturnValue);
   call.name = info.functionName ? info.functionName : "";
   try {
-    entries[number].handler(guard.token(), call);
+    // Whatever we ask the driver must not break a capture, of this thread or of another.
+    const CudaDriver* driver = find_cuda_driver(guard.token());
+    if (driver) {
+      const RelaxedCapture relaxed(*driver);
+      entries[number].handler(guard.token(), call);
+    }
   } catch (const std::exception& error) {
     recorder.refuse_broken(error.what());
   }

@@ -98,6 +98,7 @@ class Row {
     row.offset = address - allocation.start;
     row.start = whole ? 0 : row.offset;
     row.bytes = whole ? allocation.size_bytes : bytes;
+    if (whole && allocation.kind == MemoryKind::block) recorder.limit(Limit::rounded_extents);
     if (whole && !extent_is_known(allocation)) {
       row.start = row.offset;
       row.bytes = std::min(kWindowBytes, allocation.size_bytes - row.offset);

@@ -137,6 +137,9 @@ CoverageLimit coverage_limit(Limit limit) {
     case Limit::nvtx_names:
       return {"more than 12,000 distinct names of NVTX ranges", "ranges of further names are not part of a layer's path"};
     case Limit::retry_failed: return {"the launch to be repeated could not be", "the reason is on the job's stderr"};
+    case Limit::rounded_extents:
+      return {"blocks of PyTorch's caching allocator are larger than their tensors",
+              "what lies behind a tensor in its block was hashed with it"};
     case Limit::globals:
       return {"device memory that kernels reach without being handed a pointer",
               "__device__ variables and tables of addresses in device memory"};

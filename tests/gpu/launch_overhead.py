@@ -52,6 +52,7 @@ def run(command, changes=None):
 class Bench:
     def __init__(self, build, folder):
         self.forkpoint, self.probe, self.folder = build / "forkpoint", build / "libforkpoint.so", folder
+        self.changes = None  # of the environment of recordings
 
     def program(self, arm, mode, *arguments):
         """One run of launch_gpt.py; a recording is left in the folder MODE-ARM."""
@@ -65,6 +66,7 @@ class Bench:
             shutil.rmtree(recording, ignore_errors=True)
             options = ["--level", "launch", "--step-on", "^step$", *(["--keep-allocators"] if arm == "kept" else [])]
             command = [self.forkpoint, "record", *options, "-o", recording, "--", *command]
+            return run(command, self.changes)
         return run(command)
 
     def in_turns(self, mode, arms, rounds):
@@ -154,6 +156,8 @@ def measure_graph(bench, rounds):
 
 
 def measure_growth(bench, steps):
+    # A ring that has gone round before the first look: each of its pages is touched once, whatever the number of steps.
+    bench.changes = {"FORKPOINT_RING_SLOTS": "4096"}
     grown = {}
     for arm in ("unrecorded", "recorded"):
         result = bench.program(arm, "growth", steps)

@@ -85,7 +85,8 @@ def faults():
     other_convolution = Expected(step=0, kernel=CONVOLUTION, causes=("algorithm_choice", "unordered_accumulation"))
     yield pair("cudnn_algorithm", other_convolution, arguments=ARMS)
     yield pair("triton_atomic_add", Expected(step=2, kernel=("sum_by_token",), causes=UNORDERED))
-    yield pair("triton_atomic_add_graph", Expected(step=2, kernel=("sum_by_token",), causes=UNORDERED))
+    # Triton cannot launch on what cudaMallocAsync gives during a capture.
+    yield pair("triton_atomic_add_graph", Expected(step=2, kernel=("sum_by_token",), causes=UNORDERED), options=("--keep-allocators",))
     baked = Expected(step=1, kernel=("dropout",), causes=("rng_state", "hyperparameter"))
     yield pair("graph_baked_seed", baked, arguments=ARMS)
     yield job_cases.altered_all_reduce()
