@@ -92,14 +92,16 @@ void align_levels(const Run& a, const Run& b, Alignment* out) {
     for (const auto& stream : run->streams()) out->levels_differ |= stream->header().level != out->level;
   }
   if (level_a != level_b) {
-    out->limits.push_back(fmt::format("run A is at level {}, run B at level {}: compared at level {}", name(level_a),
-                                      name(level_b), name(out->level)));
+    out->limits.push_back(fmt::format(
+        "run A is at level {}, run B at level {}: compared at level {}{}", name(level_a), name(level_b),
+        name(out->level), std::max(level_a, level_b) == Level::launch ? "; launches were not compared" : ""));
   }
 }
 
 // False: the steps cannot be aligned.
 bool align_step_base(const Run& a, const Run& b, Alignment* out) {
   if (step_base_known(a) && step_base_known(b)) return true;
+  if (first_step_of(a) == kPrologueStep && first_step_of(b) == kPrologueStep) return true;  // neither has a step
   std::vector<int> ranks;
   for (const RankPair& pair : out->ranks) ranks.push_back(pair.rank);
   if (out->other_world) {

@@ -100,8 +100,10 @@ int64_t last_step_of(const Run& run, int64_t offset) {
   return last;
 }
 
-bool has_records(const HashStreamReader& stream, size_t step) {
-  return step != kNoStep && stream.steps()[step].records > 0;
+// Records, or at level launch: launches.
+bool has_content(const HashStreamReader& stream, size_t step, Level level) {
+  return step != kNoStep &&
+         (stream.steps()[step].records > 0 || (level == Level::launch && stream.steps()[step].launches > 0));
 }
 
 size_t index_of_step(const HashStreamReader& stream, int64_t step, int64_t offset) {
@@ -126,7 +128,8 @@ void pair_prologues(const StepPlaces& places_a, const StepPlaces& places_b, cons
                     Alignment* out) {
   if (options.first_step && *options.first_step > out->begin) return;
   if (out->start == Start::together) {
-    const bool in_a = has_records(*pair->a, places_a.prologue), in_b = has_records(*pair->b, places_b.prologue);
+    const bool in_a = has_content(*pair->a, places_a.prologue, out->level),
+               in_b = has_content(*pair->b, places_b.prologue, out->level);
     if (in_a && in_b) {
       const bool complete = places_a.prologue_complete && places_b.prologue_complete;
       pair->steps.push_back({kPrologueStep, 0, places_a.prologue, places_b.prologue, complete});
@@ -146,7 +149,7 @@ void pair_prologues(const StepPlaces& places_a, const StepPlaces& places_b, cons
   const size_t before = index_of_step(earlier, out->begin - 1, b_later ? 0 : out->offset_b);
   // Where only every n-th step is recorded, the first recorded one need not be the first that ran.
   const bool first_ran = later.header().every == 1;
-  if (first_ran && has_records(later, load) && before != kNoStep && earlier.steps()[before].complete) {
+  if (first_ran && has_content(later, load, Level::step) && before != kNoStep && earlier.steps()[before].complete) {
     pair->load_step = load;
     pair->step_before = before;
     pair->prologue_other = b_later ? places_a.prologue : places_b.prologue;

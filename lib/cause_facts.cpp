@@ -265,7 +265,7 @@ Divergence to_divergence(const OriginInput& input, const Origin& origin, int ran
   const StreamJoin& join = input.joins.of(origin.pair);
   const Site& site = join.site(origin.difference.site);
   Divergence out;
-  out.step = origin.step;
+  out.step = std::max<int64_t>(origin.step, 0);  // a program without steps: all of it is before the first
   out.micro_step = std::max(0, origin.difference.micro_step);
   out.rank = rank;
   out.phase = origin.in_prologue ? Phase::load : site.phase;

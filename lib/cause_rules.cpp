@@ -88,6 +88,9 @@ void decide_scalar(const CauseFacts& facts, Cause* cause) {
     if (facts.gradients_recorded) cause->evidence.push_back("the recorded gradients of this step agree");
     return;
   }
+  if (!facts.site.communicator.empty() && !is_hyperparameter(facts.site)) {  // what a collective was asked to do
+    return decide(cause, "structure", {"structure", "hyperparameter"});
+  }
   if (facts.loaded == Loaded::by_one) {
     decide(cause, "state_restore");
     cause->evidence.push_back("one run loaded a checkpoint between the common past and this step");

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "lib/diff_map.h"
 #include "lib/diff_verdict.h"
 #include "lib/error.h"
@@ -9,6 +11,14 @@
 
 namespace forkpoint {
 namespace {
+
+// A program that knows no steps: all its launches stand before the first one, on every rank, and are whole.
+bool whole_program_before_steps(const Findings& findings) {
+  const Alignment& alignment = findings.input.alignment;
+  if (!findings.launches.compared || alignment.begin != kPrologueStep) return false;
+  return std::all_of(alignment.ranks.begin(), alignment.ranks.end(),
+                     [](const RankPair& pair) { return pair.steps.size() == 1 && pair.steps[0].complete; });
+}
 
 void add_blockers(const Findings& findings, const Coverage& coverage, std::vector<std::string>* blockers) {
   const Alignment& alignment = findings.input.alignment;
@@ -27,14 +37,18 @@ void add_blockers(const Findings& findings, const Coverage& coverage, std::vecto
     blockers->push_back(fmt::format("{} sharded in another way could not be put together ({})",
                                     counted(findings.resharding.not_comparable, "tensor"), findings.resharding.why));
   }
-  if (coverage.steps_compared == 0 && alignment.blockers.empty())
+  if (coverage.steps_compared == 0 && alignment.blockers.empty() && !whole_program_before_steps(findings))
     blockers->push_back("the runs have no complete step in common");
-  if (coverage.records_compared == 0) blockers->push_back("the runs have no record in common");
+  if (coverage.records_compared == 0 && coverage.launches_compared == 0)
+    blockers->push_back("the runs have no record in common");
+  const auto launches = launch_blockers(findings.launches);
+  blockers->insert(blockers->end(), launches.begin(), launches.end());
 }
 
 bool something_differs(const Findings& findings) {
   const Origins& origins = findings.origins;
-  return !origins.list.empty() || origins.evaluation || origins.permutation || findings.structure.first != nullptr;
+  return !origins.list.empty() || origins.evaluation || origins.permutation || findings.structure.first != nullptr ||
+         launches_diverge(findings.launches);
 }
 
 void add_common_notes(const Findings& findings, Verdict* verdict) {
@@ -62,27 +76,49 @@ void add_common_notes(const Findings& findings, Verdict* verdict) {
     verdict->notes.push_back("environment: " + text);
   }
   append(manifest_notes(findings.input.run_a, findings.input.run_b));
+  append(launch_notes(findings.input, findings.launches));
+}
+
+// Of the steps that were found equal unread, only the rows of all kinds are known before the files are checked.
+void count_launches(const Findings& findings, const Verified& verified, Coverage* coverage) {
+  if (!findings.launches.compared) return;
+  coverage->launches_compared = coverage->buffers_compared = 0;
+  for (size_t p = 0; p < findings.launches.steps.size(); ++p) {
+    const RankPair& pair = findings.input.alignment.ranks[p];
+    const auto counts = verified.launches.find(pair.rank);
+    for (size_t s = 0; s < pair.steps.size(); ++s) {
+      const LaunchCounts& known = findings.launches.steps[p][s];
+      const bool unread = known.equal && known.buffers == 0 && counts != verified.launches.end();
+      coverage->launches_compared += unread ? counts->second[pair.steps[s].a].work : known.launches;
+      coverage->buffers_compared += unread ? counts->second[pair.steps[s].a].buffers : known.buffers;
+    }
+  }
 }
 
 // Identical, unless the files turn out to be damaged.
 void say_identical(const Findings& findings, Verdict* verdict) {
   const OriginInput& input = findings.input;
   if (findings.options.verify_checksums) {
-    const auto damage = verify_runs(input.run_a, input.run_b, findings.options, &verdict->coverage.frames_verified);
-    if (!damage.empty()) {
-      verdict->gaps.insert(verdict->gaps.end(), damage.begin(), damage.end());
+    const Verified verified = verify_runs(input.run_a, input.run_b, findings.options);
+    verdict->coverage.frames_verified = verified.frames;
+    count_launches(findings, verified, &verdict->coverage);
+    if (!verified.damage.empty()) {
+      verdict->gaps.insert(verdict->gaps.end(), verified.damage.begin(), verified.damage.end());
       verdict->reason =
-          incomparable_reason(damage, verdict->coverage.steps_compared, verdict->coverage.records_compared);
+          incomparable_reason(verified.damage, verdict->coverage.steps_compared, verdict->coverage.records_compared);
       return;
     }
   } else {
     verdict->coverage.limits.push_back("the checksums of the files were not verified");
   }
   verdict->outcome = Outcome::identical;
-  verdict->reason = fmt::format("{} agrees ({}){}",
-                                input.alignment.levels_differ ? "every record that both runs have" : "every record of both runs",
-                                counted(verdict->coverage.records_compared, "record"),
-                                findings.options.verify_checksums ? "" : "; the files were not verified");
+  const uint64_t launches = verdict->coverage.launches_compared;
+  verdict->reason =
+      fmt::format("{} agrees ({}{}){}",
+                  input.alignment.levels_differ ? "every record that both runs have" : "every record of both runs",
+                  counted(verdict->coverage.records_compared, "record"),
+                  launches == 0 ? "" : fmt::format(", and what left the devices in {} launches", grouped(launches)),
+                  findings.options.verify_checksums ? "" : "; the files were not verified");
 }
 
 }  // namespace
@@ -98,17 +134,20 @@ Verdict diff(const Run& a, const Run& b, const DiffOptions& options) {
   const OriginInput input{a, b, alignment, scan, joins, loads.differences, resharding.differing, options.threads,
                           loaded_before(alignment, loads)};
   const Origins origins = find_origins(input);
+  const LaunchScan launches = scan_launches(input, origins, options.launches);
   const StructureNotes structure = structure_notes(scan, alignment, &joins);
-  const Findings findings{input, options, origins, structure, loads, resharding};
+  const Findings findings{input, options, origins, structure, loads, resharding, launches};
 
   Verdict verdict;
   verdict.cause.cls.clear();
   verdict.coverage = coverage_of(findings);
   verdict.gaps = alignment.gaps;
   verdict.gaps.insert(verdict.gaps.end(), scan.gaps.begin(), scan.gaps.end());
+  verdict.gaps.insert(verdict.gaps.end(), launches.gaps.begin(), launches.gaps.end());
   std::vector<std::string> blockers;
   add_blockers(findings, verdict.coverage, &blockers);
-  if (something_differs(findings) && verdict.coverage.records_compared > 0) {
+  const bool compared = verdict.coverage.records_compared > 0 || launches.compared;
+  if (something_differs(findings) && compared) {
     write_divergence(findings, &verdict);
     verdict.notes.insert(verdict.notes.end(), blockers.begin(), blockers.end());
   } else if (!blockers.empty()) {

@@ -19,6 +19,7 @@ struct DiffOptions {
   bool full_scan = false;                        // compare records even where the tree says equal
   bool verify_checksums = true;                  // every frame of both runs, before saying identical
   bool want_map = false;
+  bool launches = true;                          // compare the launches too, where both runs have them
   std::function<void(uint64_t done, uint64_t total)> progress;  // called from one thread at a time
 };
 

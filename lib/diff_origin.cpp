@@ -122,7 +122,7 @@ class Search {
     for (size_t i = 0; i < participants.size(); ++i) collectives.add(participants[i].first, &steps[i]);
 
     std::vector<Origin> candidates, later;
-    std::map<std::string, Infection> infections;
+    std::map<std::pair<std::string, std::vector<int>>, Infection> infections;  // by collective and sources
     for (size_t i = 0; i < participants.size(); ++i) {
       const auto [p, s] = participants[i];
       if (diverged_[p]) continue;
@@ -134,7 +134,7 @@ class Search {
       origin.sources = steps[i].sources;
       const auto reached = collectives.reached_through(p, steps[i], origin.difference);
       if (reached) {
-        Infection& infection = infections[reached->via];
+        Infection& infection = infections[{reached->via, reached->sources}];
         infection.step = origin.step, infection.via = reached->via;
         infection.ranks.push_back(pair(p).rank);
         infection.sources = reached->sources;
@@ -151,7 +151,7 @@ class Search {
       }
       candidates.push_back(std::move(origin));
     }
-    for (auto& [via, infection] : infections) out_.infections.push_back(std::move(infection));
+    for (auto& [through, infection] : infections) out_.infections.push_back(std::move(infection));
     accept(&candidates);
     std::erase_if(later, [&](const Origin& origin) {
       return std::binary_search(out_.uncertain.begin(), out_.uncertain.end(), origin.ranks[0]);
@@ -163,8 +163,12 @@ class Search {
   std::vector<Origin> merge_alike(std::vector<Origin>* candidates) {
     std::map<std::tuple<uint64_t, uint64_t, int32_t, uint32_t, bool>, std::vector<Origin*>> groups;
     for (Origin& origin : *candidates) {
-      const Digest& key = in_.joins.of(origin.pair).key(origin.difference.site);
       const bool of_group = origin.collective_output && (origin.alike || !origin.judged || origin.outputs_disagree_b);
+      if (!(origin.instance == Digest{})) {
+        groups[{origin.instance.a, origin.instance.b, 0, 0, of_group}].push_back(&origin);
+        continue;
+      }
+      const Digest& key = in_.joins.of(origin.pair).key(origin.difference.site);
       groups[{key.a, key.b, origin.difference.micro_step, origin.difference.call, of_group}].push_back(&origin);
     }
     const size_t world = static_cast<size_t>(std::max(1, in_.run_a.world_size()));

@@ -35,6 +35,7 @@ struct Origin {
   bool outputs_agree_a = false;      // members hold the same output in run A ...
   bool outputs_disagree_b = false;   // ... and not in run B
   bool keeps_own_input = false;      // run B's output on this rank is its own input
+  Digest instance;                   // equal on all members that took part in this call; zero: the site and place tell them
 };
 
 // Ranks that were reached through a collective.

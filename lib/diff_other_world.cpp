@@ -233,7 +233,9 @@ void conclude(const Run& a, const Run& b, const DiffOptions& options, const Tota
     return;
   }
   if (blockers.empty() && options.verify_checksums) {
-    blockers = verify_runs(a, b, options, &verdict->coverage.frames_verified);
+    const Verified verified = verify_runs(a, b, options);
+    blockers = verified.damage;
+    verdict->coverage.frames_verified = verified.frames;
     verdict->gaps.insert(verdict->gaps.end(), blockers.begin(), blockers.end());
   }
   if (!blockers.empty()) {

@@ -8,6 +8,7 @@
 
 #include "lib/cause_facts.h"
 #include "lib/diff_parallel.h"
+#include "lib/launch_facts.h"
 #include "lib/pointing.h"
 #include "lib/verdict_text.h"
 
@@ -54,6 +55,7 @@ std::vector<int> ranks_that_differ(const Findings& findings) {
       differs |= counts.differing > 0 || counts.differing_eval > 0 ||
                  (counts.resharded > 0 && findings.resharding.differing.count({step.step, step.occurrence}) != 0);
     }
+    differs |= !findings.launches.ranks[p].from_device.empty();
     if (differs) ranks.push_back(alignment.ranks[p].rank);
   }
   return ranks;
@@ -81,16 +83,43 @@ std::vector<std::string> gaps_before(const Findings& findings, const Divergence&
   return out;
 }
 
+std::string later_text(const Verdict& verdict) {
+  if (verdict.propagated == 0) return {};
+  const bool launches = verdict.coverage.launches_compared > 0;
+  if (verdict.propagated == 1)
+    return fmt::format("; one more {} differs after it", launches ? "record or launch" : "record");
+  return fmt::format("; {} more {} differ after it", grouped(verdict.propagated),
+                     launches ? "records and launches" : "records");
+}
+
+std::string reason_for(const LaunchFacts& facts, const Verdict& verdict) {
+  const char* how = "its inputs agree and its output differs";
+  switch (facts.end) {
+    case EndKind::launch:
+      break;
+    case EndKind::collective:
+      break;
+    case EndKind::gap:
+      how = facts.only_a.empty()   ? "only run B launches it, and what is left in memory differs"
+            : facts.only_b.empty() ? "only run A launches it, and what is left in memory differs"
+                                   : "the runs launch other kernels here, and what they leave differs";
+      break;
+    case EndKind::from_host:
+      how = "it brings another value from the host in each run";
+      break;
+    case EndKind::entered:
+      how = facts.other_data ? "it was handed other data in each run"
+                             : "a buffer of it differs before it, and no recorded launch put that there";
+      break;
+  }
+  return fmt::format("{}: {}{}", place_text(*verdict.first), how, later_text(verdict));
+}
+
 std::string reason_for(const CauseFacts& facts, const Verdict& verdict) {
   const std::string place = place_text(*verdict.first);
   if (facts.structure_only)
     return fmt::format("the runs do not record the same: first at {}; every record that both have agrees", place);
-  const std::string later =
-      verdict.propagated == 0
-          ? ""
-          : fmt::format("; {} after it", verdict.propagated == 1
-                                             ? "one more record differs"
-                                             : fmt::format("{} more records differ", grouped(verdict.propagated)));
+  const std::string later = later_text(verdict);
   std::string how = "differs first";
   if (facts.collective_output && facts.collective_judged) how = "every member's input agrees and the output differs";
   else if (facts.site.role == Role::input && !facts.layout_differs)
@@ -164,6 +193,112 @@ void write_structure(const Findings& findings, Verdict* verdict) {
   verdict->reason = reason_for(facts, *verdict);
 }
 
+// Those of records alone, where the launches do not take part (an evaluation, a benign permutation).
+std::vector<First> firsts_of(const Findings& findings, const std::vector<Origin>& list) {
+  if (&list == &findings.origins.list) return join_firsts(findings.input, findings.origins, findings.launches);
+  std::vector<First> firsts;
+  for (const Origin& origin : list) {
+    First& first = firsts.emplace_back();
+    first.record = &origin;
+    first.ranks = origin.ranks, first.everyone = origin.everyone, first.pair = origin.pair;
+  }
+  return firsts;
+}
+
+void name_firsts(const Findings& findings, const std::vector<First>& firsts, Verdict* verdict) {
+  PointingBudget budget;
+  uint64_t named = 0;
+  bool prologue = false;
+  for (size_t i = 0; i < firsts.size() && i <= kMostAlsoFirst; ++i) {
+    const First& first = firsts[i];
+    const int rank = first.everyone ? -1 : first.ranks[0];
+    named += first.ranks.size();
+    Divergence at;
+    if (first.launch) {
+      const Site* record = first.record == nullptr
+                               ? nullptr
+                               : &findings.input.joins.of(first.record->pair).site(first.record->difference.site);
+      at = to_divergence(findings.input, *first.launch, rank, record);
+    } else {
+      bool skipped = false;
+      at = to_divergence(findings.input, *first.record, rank);
+      at.pointing = budget.point_at(findings.input.joins.of(first.pair), first.record->difference, &skipped);
+      describe_skipped(findings, *first.record, verdict);
+    }
+    prologue |= at.in_prologue;
+    (i == 0 ? verdict->first.emplace() : verdict->also_first.emplace_back()) = std::move(at);
+  }
+  if (firsts.size() > kMostAlsoFirst + 1) {
+    verdict->notes.push_back(
+        fmt::format("{} more independent firsts are not listed", firsts.size() - kMostAlsoFirst - 1));
+  }
+  const uint64_t differing = differing_records(findings) +
+                             differing_launches(findings.input, findings.launches, verdict->first->step, prologue);
+  verdict->propagated = differing - std::min(differing, named);
+  verdict->ranks_diverged = ranks_that_differ(findings);
+}
+
+void note_rollback(const Findings& findings, const First& first, Verdict* verdict) {
+  const auto& steps = findings.input.alignment.ranks[first.pair].steps;
+  const size_t index = first.launch ? first.launch->node.pair_step : first.record->step_index;
+  if (index >= steps.size() || steps[index].occurrence == 0) return;
+  verdict->notes.push_back(
+      fmt::format("the runs went back to an earlier step: this is step {} when it ran for the {}. time",
+                  steps[index].step, steps[index].occurrence + 1));
+}
+
+void say_infections(const Findings& findings, int64_t step, Verdict* verdict) {
+  for (const Infection& infection : findings.origins.infections) {
+    if (infection.step != step) continue;
+    verdict->cause.evidence.push_back(reached_text(infection));
+    if (!infection.second_causes.empty()) {
+      verdict->cause.evidence.push_back(fmt::format("also differs in this step, and may be a second cause: {}",
+                                                    fmt::join(infection.second_causes, "; ")));
+    }
+  }
+}
+
+bool batch_differs(const Findings& findings, const First& first) {
+  const auto is_batch = [&](const Origin& origin, const Difference& difference) {
+    return findings.input.joins.of(origin.pair).site(difference.site).role == Role::batch;
+  };
+  return std::any_of(findings.origins.list.begin(), findings.origins.list.end(), [&](const Origin& origin) {
+    if (origin.pair != first.pair || origin.step_index != first.launch->node.pair_step) return false;
+    return is_batch(origin, origin.difference) ||
+           std::any_of(origin.sources.begin(), origin.sources.end(),
+                       [&](const Difference& source) { return is_batch(origin, source); });
+  });
+}
+
+void write_launch_cause(const Findings& findings, const First& first, Verdict* verdict) {
+  LaunchFacts facts = gather_launch_facts(findings.input, *first.launch, findings.launches.free_words, *verdict->first);
+  facts.environment = environment_differences(findings.input.run_a, findings.input.run_b);
+  facts.batch_differs = batch_differs(findings, first);
+  verdict->cause = decide_launch_cause(facts);
+  say_infections(findings, verdict->first->step, verdict);
+  verdict->reason = reason_for(facts, *verdict);
+}
+
+void write_record_cause(const Findings& findings, const std::vector<First>& firsts, Verdict* verdict) {
+  const First& first = firsts[0];
+  CauseFacts facts = gather_facts(findings.input, *first.record, *verdict->first);
+  const auto key = [&](const First& of) {
+    return findings.input.joins.of(of.record->pair).key(of.record->difference.site);
+  };
+  for (size_t i = 1; i < firsts.size(); ++i) {
+    const bool same =
+        firsts[i].record != nullptr && firsts[i].record->step == first.record->step && key(firsts[i]) == key(first);
+    if (same) facts.alike_ranks.insert(facts.alike_ranks.end(), firsts[i].ranks.begin(), firsts[i].ranks.end());
+  }
+  facts.structure = findings.structure.sentences;
+  facts.environment = environment_differences(findings.input.run_a, findings.input.run_b);
+  facts.pointing = verdict->first->pointing;
+  verdict->cause = decide_cause(facts);
+  verdict->cause.evidence.insert(verdict->cause.evidence.end(), first.evidence.begin(), first.evidence.end());
+  say_infections(findings, first.record->step, verdict);
+  verdict->reason = reason_for(facts, *verdict);
+}
+
 }  // namespace
 
 Coverage coverage_of(const Findings& findings) {
@@ -180,6 +315,8 @@ Coverage coverage_of(const Findings& findings) {
       const StepCounts& counts = findings.input.scan.steps[p][s];
       out.records_compared += counts.matched;
       if (counts.unread) continue;
+      const LaunchCounts& launches = findings.launches.steps[p][s];
+      out.launches_compared += launches.launches, out.buffers_compared += launches.buffers;
       out.bytes_hashed += pair.a->steps()[pair.steps[s].a].bytes_hashed;
       if (pair.steps[s].complete && pair.steps[s].step >= 0) ++ranks_of_step[pair.steps[s].step];
     }
@@ -191,60 +328,22 @@ Coverage coverage_of(const Findings& findings) {
 void write_divergence(const Findings& findings, Verdict* verdict) {
   verdict->outcome = Outcome::diverged;
   const Origins& origins = findings.origins;
-  std::vector<Origin> list = origins.list;
-  if (list.empty() && origins.evaluation) list.push_back(*origins.evaluation);
-  if (list.empty() && origins.permutation) {
-    list.push_back(*origins.permutation);
-    list[0].permuted = true;
+  std::vector<Origin> other;  // where no record of training differs
+  const bool trained = !origins.list.empty() || launches_diverge(findings.launches);
+  if (!trained && origins.evaluation) other.push_back(*origins.evaluation);
+  if (!trained && other.empty() && origins.permutation) {
+    other.push_back(*origins.permutation);
+    other[0].permuted = true;
   }
-  if (list.empty()) return write_structure(findings, verdict);
+  if (!trained && other.empty()) return write_structure(findings, verdict);
 
-  PointingBudget budget;
-  uint64_t firsts = 0;
-  for (size_t i = 0; i < list.size() && i <= kMostAlsoFirst; ++i) {
-    const Origin& origin = list[i];
-    Divergence at = to_divergence(findings.input, origin, origin.everyone ? -1 : origin.ranks[0]);
-    bool skipped = false;
-    at.pointing = budget.point_at(findings.input.joins.of(origin.pair), origin.difference, &skipped);
-    firsts += origin.ranks.size();
-    describe_skipped(findings, origin, verdict);
-    (i == 0 ? verdict->first.emplace() : verdict->also_first.emplace_back()) = std::move(at);
-  }
-  if (list.size() > kMostAlsoFirst + 1) {
-    verdict->notes.push_back(
-        fmt::format("{} more independent firsts are not listed", list.size() - kMostAlsoFirst - 1));
-  }
-  if (list[0].step_index != kNoStep) {
-    const StepPair& step = findings.input.alignment.ranks[list[0].pair].steps[list[0].step_index];
-    if (step.occurrence > 0) {
-      verdict->notes.push_back(fmt::format("the runs went back to an earlier step: this is step {} when it ran for the {}. time",
-                                           step.step, step.occurrence + 1));
-    }
-  }
-  const uint64_t differing = differing_records(findings);
-  verdict->propagated = differing - std::min(differing, firsts);
-  verdict->ranks_diverged = ranks_that_differ(findings);
-
-  CauseFacts facts = gather_facts(findings.input, list[0], *verdict->first);
-  for (size_t i = 1; i < list.size(); ++i) {
-    const bool same =
-        list[i].step == list[0].step && findings.input.joins.of(list[i].pair).key(list[i].difference.site) ==
-                                            findings.input.joins.of(list[0].pair).key(list[0].difference.site);
-    if (same) facts.alike_ranks.insert(facts.alike_ranks.end(), list[i].ranks.begin(), list[i].ranks.end());
-  }
-  facts.structure = findings.structure.sentences;
-  facts.environment = environment_differences(findings.input.run_a, findings.input.run_b);
-  facts.pointing = verdict->first->pointing;
-  verdict->cause = decide_cause(facts);
-  for (const Infection& infection : origins.infections) {
-    if (infection.step != list[0].step) continue;
-    verdict->cause.evidence.push_back(reached_text(infection));
-    if (!infection.second_causes.empty()) {
-      verdict->cause.evidence.push_back(fmt::format("also differs in this step, and may be a second cause: {}",
-                                                    fmt::join(infection.second_causes, "; ")));
-    }
-  }
-  verdict->reason = reason_for(facts, *verdict);
+  const std::vector<First> firsts = firsts_of(findings, trained ? origins.list : other);
+  name_firsts(findings, firsts, verdict);
+  note_rollback(findings, firsts[0], verdict);
+  if (firsts[0].launch)
+    write_launch_cause(findings, firsts[0], verdict);
+  else
+    write_record_cause(findings, firsts, verdict);
   const auto gaps = gaps_before(findings, *verdict->first);
   if (!gaps.empty()) {
     verdict->reason += "; records were lost before it, so the first divergence may lie in a gap";

@@ -67,8 +67,12 @@ std::string place_text(const Site& site) {
 std::string place_text(const Divergence& at) {
   std::string text = fmt::format("step {}, {}", at.step, at.rank < 0 ? "all ranks" : fmt::format("rank {}", at.rank));
   if (at.micro_step > 0) text += fmt::format(", micro-step {}", at.micro_step);
-  const std::string site = place_text(at.phase ? name(*at.phase) : std::string_view(), at.layer, at.op,
-                                      at.tensor.empty() ? at.kernel : at.tensor);
+  std::string tensor = at.tensor.empty() ? at.kernel : at.tensor;
+  if (at.kind == Kind::launch && !at.kernel.empty()) {
+    const std::string& kernel = at.short_kernel.empty() ? at.kernel : at.short_kernel;
+    tensor = at.tensor.empty() ? kernel : fmt::format("{}, {}", kernel, at.tensor);
+  }
+  const std::string site = place_text(at.phase ? name(*at.phase) : std::string_view(), at.layer, at.op, tensor);
   return site.empty() ? text : text + ", " + site;
 }
 
@@ -76,7 +80,10 @@ std::string headline(const Verdict& verdict) {
   switch (verdict.outcome) {
     case Outcome::identical:
       return fmt::format(
-          "identical: {} in {} on {} agree (level {}{})", counted(verdict.coverage.records_compared, "record"),
+          "identical: {}{} in {} on {} agree (level {}{})", counted(verdict.coverage.records_compared, "record"),
+          verdict.coverage.launches_compared == 0
+              ? ""
+              : fmt::format(" and {} launches", grouped(verdict.coverage.launches_compared)),
           counted(verdict.coverage.steps_compared, "step"),
           counted(static_cast<uint64_t>(verdict.coverage.ranks_compared), "rank"), verdict.coverage.level,
           verdict.coverage.frames_verified == 0 ? "; the files were not verified" : "");

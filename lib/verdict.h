@@ -33,6 +33,7 @@ struct Divergence {
   int rank = -1;                       // -1: all members of the communicator diverge alike
   std::optional<Phase> phase;
   std::string layer, op, tensor, kernel;
+  std::string short_kernel;  // `kernel` without return type, template and other arguments
   Kind kind = Kind::tensor;
   std::string before, after;           // readable values of both runs: digests, scalars, layouts
   std::optional<Pointing> pointing;
@@ -48,6 +49,8 @@ struct Cause {
 
 struct Coverage {
   uint64_t records_compared = 0;
+  uint64_t launches_compared = 0;  // at level launch
+  uint64_t buffers_compared = 0;   // digests of buffers after launches; of the steps that were read
   uint64_t bytes_hashed = 0;
   uint64_t steps_compared = 0;
   int ranks_compared = 0;
@@ -65,7 +68,7 @@ struct Verdict {
   std::vector<Divergence> also_first;
   std::vector<int> ranks_diverged;
   Cause cause;
-  uint64_t propagated = 0;                   // records that differ besides the firsts
+  uint64_t propagated = 0;  // records and launches that differ besides the firsts
   std::vector<std::string> gaps;
   std::vector<std::string> notes;            // what did not line up: missing ranks, steps, layers; environment differences
   Coverage coverage;

@@ -50,6 +50,8 @@ Json cause_json(const Cause& cause) {
 
 Json coverage_json(const Coverage& coverage) {
   return Json{{"records_compared", coverage.records_compared},
+              {"launches_compared", coverage.launches_compared},
+              {"buffers_compared", coverage.buffers_compared},
               {"bytes_hashed", coverage.bytes_hashed},
               {"steps_compared", coverage.steps_compared},
               {"ranks_compared", coverage.ranks_compared},

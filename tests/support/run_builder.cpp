@@ -85,11 +85,14 @@ RankBuilder& RankBuilder::at(Phase phase, const std::string& layer, const std::s
 
 RankBuilder& RankBuilder::collective(const std::string& op, const std::string& layer, const std::string& communicator,
                                      const std::vector<int>& members) {
+  return collective(op, Communicator{communicator, members}, layer);
+}
+
+RankBuilder& RankBuilder::collective(const std::string& op, const Communicator& communicator, const std::string& layer) {
   at(Phase::collective, layer, op);
-  kind_ = Kind::collective, communicator_ = communicator;
-  const Communicator entry{communicator, members};
-  if (std::find(communicators_.begin(), communicators_.end(), entry) == communicators_.end())
-    communicators_.push_back(entry);
+  kind_ = Kind::collective, communicator_ = communicator.name;
+  if (std::find(communicators_.begin(), communicators_.end(), communicator) == communicators_.end())
+    communicators_.push_back(communicator);
   return *this;
 }
 

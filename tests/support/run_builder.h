@@ -42,6 +42,7 @@ class RankBuilder {
   RankBuilder& backward(const std::string& layer, const std::string& op = "") { return at(Phase::backward, layer, op); }
   RankBuilder& collective(const std::string& op, const std::string& layer, const std::string& communicator,
                           const std::vector<int>& members);
+  RankBuilder& collective(const std::string& op, const Communicator& communicator, const std::string& layer = "");
   RankBuilder& flags(uint8_t flags);  // of the records that follow
 
   RankBuilder& add(Role role, const std::string& tensor, const Value& value);
