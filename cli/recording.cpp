@@ -13,6 +13,7 @@
 
 #include "cli/machine.h"
 #include "cli/probe_file.h"
+#include "lib/cause_facts.h"
 #include "lib/probe_contract.h"
 
 namespace forkpoint {
@@ -45,6 +46,11 @@ Manifest manifest_before(const RecordingRequest& request) {
     manifest.versions["set by forkpoint"] +=
         (manifest.versions["set by forkpoint"].empty() ? "" : ", ") + fmt::format("{}={}", variable, *value);
   }
+  // For a command that records the same again.
+  std::vector<std::string> options;
+  if (request.step_on && !request.mask_names) options.insert(options.end(), {"--step-on", *request.step_on});
+  if (request.keep_allocators) options.push_back("--keep-allocators");
+  if (!options.empty()) manifest.versions["recorded with"] = shell_words(options);
   if (request.level == Level::launch) manifest.versions["addresses"] = request.fixed_addresses ? "fixed" : "randomised";
   manifest.gpus = gpu_names();
   manifest.level = request.level;

@@ -179,6 +179,16 @@ void decide_parameters(const LaunchFacts& facts, Cause* cause) {
   decide(cause, "unknown", {"hyperparameter", "algorithm_choice", "rng_state", "unordered_accumulation"});
 }
 
+// A copy of equal bytes, or a set, cannot give two results: what differs is what it left alone.
+void decide_beyond_write(const LaunchFacts& facts, Cause* cause) {
+  cause->evidence.push_back("what it wrote is the same in both runs: what differs lies in the rest of that buffer");
+  if (!facts.first_seen && !facts.fresh_output) {
+    return decide(cause, "unknown", {"stream_race", "overwritten_input", "hardware_or_sporadic"});
+  }
+  cause->evidence.push_back("no launch that was seen has written that rest");
+  decide(cause, "uninitialized_memory", {"uninitialized_memory", "stream_race", "overwritten_input"});
+}
+
 // Same kernel, same parameters, same inputs as far as that is known.
 void decide_plain(const LaunchFacts& facts, Cause* cause) {
   const bool retried = facts.retry_a.runs + facts.retry_b.runs > 1;  // and gave one output
@@ -222,6 +232,7 @@ void decide_class(const LaunchFacts& facts, Cause* cause) {
     return;
   }
   if (!parameters.unread && !parameters.agree() && !facts.parameters_free) return decide_parameters(facts, cause);
+  if (facts.beyond_write) return decide_beyond_write(facts, cause);
   decide_plain(facts, cause);
 }
 
@@ -231,9 +242,10 @@ std::string next_command(const LaunchFacts& facts) {
   const bool open = facts.end == EndKind::launch || facts.end == EndKind::entered;
   if (open && !facts.command.empty() && !(facts.inputs_hashed && retried) && facts.uninitialized.empty()) {
     if (facts.first.in_prologue)
-      return fmt::format("forkpoint record --level launch --inputs -o {}-inputs -- {}", facts.run_b, facts.command);
-    return fmt::format("forkpoint record --level launch --inputs --retry 20 --launch {}:{} -o {}-retry -- {}",
-                       facts.first.step, facts.index, facts.run_b, facts.command);
+      return fmt::format("forkpoint record --level launch {}--inputs --retry 20 --launch -1:{} -o {}-retry -- {}",
+                         facts.record_options, facts.index, facts.run_b, facts.command);
+    return fmt::format("forkpoint record --level launch {}--inputs --retry 20 --launch {}:{} -o {}-retry -- {}",
+                       facts.record_options, facts.first.step, facts.index, facts.run_b, facts.command);
   }
   std::string command = fmt::format("forkpoint show {}", facts.run_b);
   if (!facts.first.in_prologue) command += fmt::format(" --steps {0}:{0}", facts.first.step);

@@ -45,6 +45,7 @@ struct LaunchFacts {
   bool other_data = false;                   // it was handed what two launches that are not the same had left
   std::vector<std::string> uninitialized;    // memory that nobody had written: it differs, and the launch only reads it
   bool fresh_output = false;                 // the output that differs lies in such memory
+  bool beyond_write = false;                 // a copy or set, of whose target more was digested than it wrote
   std::vector<std::string> not_followed;     // scratch that differs, as sentences
   std::vector<std::string> opaque, windows;  // kernels without a digest; buffers of unknown extent
   uint64_t unread_before = 0;                // launches of this step before it whose parameters could not be read
@@ -59,6 +60,7 @@ struct LaunchFacts {
   std::vector<std::string> environment;
   bool batch_differs = false;  // the records of this step say so
   std::string run_b, command;  // folder, and command of run B, quoted for a shell
+  std::string record_options;  // of run B, with a blank behind them: "--step-on ^step$ "
   uint32_t index = 0;          // of the launch in its step, in run B where it is there
 };
 

@@ -57,6 +57,10 @@ class Gatherer {
     facts_.index = node_.row_b != kNoRow ? node_.row_b : node_.row_a;
     facts_.run_b = shell_words({in_.run_b.directory()});
     facts_.command = shell_words(in_.run_b.manifest().command);
+    const auto& versions = in_.run_b.manifest().versions;
+    if (const auto options = versions.find("recorded with"); options != versions.end()) {
+      facts_.record_options = options->second + " ";
+    }
     facts_.pointing = first.pointing;
     facts_.peer_mapped = (node_.flags & kLaunchPeerMapped) != 0;
     for (const std::string& kernel : origin_.opaque) facts_.opaque.push_back(short_kernel_name(kernel));
@@ -230,6 +234,11 @@ class Gatherer {
         node_.form == NodeForm::launch && named->fresh() && !named->overwritten && named->differing_output();
     facts_.first_seen =
         node_.form == NodeForm::launch && !named->before_known() && !named->fresh() && !named->overwritten;
+    if (node_.form == NodeForm::launch && node_.row_a < a_.size()) {
+      const LaunchRow& row = a_.row(node_.row_a);
+      const bool moves = row.kind == LaunchKind::copy || row.kind == LaunchKind::set;
+      facts_.beyond_write = moves && named->place() == kPlaceTarget && named->a.buffer.bytes > row.bytes;
+    }
   }
 
   void say_not_followed(const PlaceFact& place) {
