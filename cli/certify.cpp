@@ -2,6 +2,9 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -24,6 +27,31 @@ void redirect(int descriptor, const std::string& path) {
   if (file >= 0) dup2(file, descriptor);
 }
 
+constexpr int kPipePatience = 200;  // ms, for what writes into it to begin
+
+// What the unhashed run reads in place of stdin, so that the recorded one finds what it would have found. -1: as it is.
+int stdin_for_plain() {
+  struct stat status = {};
+  if (fstat(STDIN_FILENO, &status) != 0 || isatty(STDIN_FILENO)) return -1;
+  if (S_ISREG(status.st_mode)) {
+    // Opened once more: a place in the file of its own.
+    const int file = open("/proc/self/fd/0", O_RDONLY | O_CLOEXEC);
+    if (file >= 0) lseek(file, lseek(STDIN_FILENO, 0, SEEK_CUR), SEEK_SET);
+    return file;
+  }
+  return open("/dev/null", O_RDONLY | O_CLOEXEC);
+}
+
+void require_repeatable_stdin() {
+  struct stat status = {};
+  if (fstat(STDIN_FILENO, &status) != 0 || (!S_ISFIFO(status.st_mode) && !S_ISSOCK(status.st_mode))) return;
+  pollfd waited = {STDIN_FILENO, POLLIN, 0};
+  int ready = 0;
+  if (poll(&waited, 1, kPipePatience) <= 0 || ioctl(STDIN_FILENO, FIONREAD, &ready) != 0 || ready == 0) return;
+  throw Error("--certify runs the command twice, and its stdin is a pipe, which can be read only once.",
+              "Put what it reads into a file (`< FILE`), or give it nothing (`< /dev/null`).");
+}
+
 // In a process of its own: running a command changes how we take signals.
 [[noreturn]] void run_plain(const RecordingRequest& request, const std::string& probe) {
   int status = 125;
@@ -32,6 +60,7 @@ void redirect(int descriptor, const std::string& path) {
     const Manifest manifest = read_manifest(request.run_directory);
     redirect(STDOUT_FILENO, request.run_directory + "/stdout.txt");
     redirect(STDERR_FILENO, request.run_directory + "/stderr.txt");
+    if (const int input = stdin_for_plain(); input >= 0) dup2(input, STDIN_FILENO);
     const TargetEnd end = run_target(request.command, contract_environment(request, probe));
     finish_recording(request, manifest, end);
     status = end.exit_status;
@@ -44,6 +73,7 @@ void redirect(int descriptor, const std::string& path) {
 }  // namespace
 
 std::string record_plain(const RecordingRequest& request, const std::string& probe) {
+  require_repeatable_stdin();
   RecordingRequest plain = request;
   plain.run_directory += "-unhashed";
   plain.sequence = true;

@@ -32,7 +32,7 @@ void AllocationTable::erase_at(uint32_t at) {
   count_.store(count - 1, std::memory_order_relaxed);
 }
 
-uint64_t AllocationTable::add(uint64_t start, uint64_t size_bytes, MemoryKind kind) {
+uint64_t AllocationTable::add(uint64_t start, uint64_t size_bytes, MemoryKind kind, int device) {
   if (start == 0 || size_bytes == 0 || size_bytes > UINT64_MAX - start) return 0;
   const SpinGuard guard(lock_);
   if (!sorted_) return 0;
@@ -42,7 +42,8 @@ uint64_t AllocationTable::add(uint64_t start, uint64_t size_bytes, MemoryKind ki
   const uint64_t count = count_.load(std::memory_order_relaxed);
   if (count == kMost) return 0;
   memmove(sorted_ + at + 1, sorted_ + at, (count - at) * sizeof(Allocation));
-  sorted_[at] = {start, size_bytes, last_ordinal.fetch_add(1, std::memory_order_relaxed) + 1, kind, 0};
+  sorted_[at] = {start, size_bytes, last_ordinal.fetch_add(1, std::memory_order_relaxed) + 1, kind, 0,
+                 static_cast<int16_t>(device)};
   count_.store(count + 1, std::memory_order_relaxed);
   lowest_.store(std::min(lowest_.load(std::memory_order_relaxed), start), std::memory_order_relaxed);
   highest_.store(std::max(highest_.load(std::memory_order_relaxed), start + size_bytes), std::memory_order_relaxed);

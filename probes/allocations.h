@@ -34,6 +34,8 @@ struct Allocation {
   uint64_t ordinal = 0;  // from 1; never used twice
   MemoryKind kind = MemoryKind::device;
   uint8_t flags = 0;
+  int16_t device = kAnyDevice;  // whose memory it is
+  static constexpr int16_t kAnyDevice = -1;  // managed, or not known
   uint64_t end() const { return start + size_bytes; }
 };
 
@@ -42,7 +44,7 @@ class AllocationTable {
   // May be called by several threads. false: no memory.
   bool create();
   // The ordinal; 0: the table is full, or size is 0. What overlaps goes: its release was not seen.
-  uint64_t add(uint64_t start, uint64_t size_bytes, MemoryKind kind);
+  uint64_t add(uint64_t start, uint64_t size_bytes, MemoryKind kind, int device = Allocation::kAnyDevice);
   // Ordinal and size of what began at `start`; 0: nothing.
   uint64_t remove(uint64_t start);
   // false: in no known allocation.
@@ -52,6 +54,11 @@ class AllocationTable {
   uint64_t count() const { return count_.load(std::memory_order_relaxed); }
   // The n-th in order of addresses, for walks at the end of a recording. false: there are fewer.
   bool nth(uint64_t n, Allocation* allocation);
+  // Nothing is known any more: a context went, or nobody watched for a while.
+  void clear() {
+    const SpinGuard guard(lock_);
+    count_.store(0, std::memory_order_relaxed);
+  }
   // In the child of a fork.
   void reset_lock() { lock_.reset(); }
 

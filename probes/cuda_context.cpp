@@ -25,6 +25,12 @@ CudaContext* CudaContext::find(const CudaDriver& driver, CUcontext context) {
   return nullptr;
 }
 
+void CudaContext::failed(CUcontext context) {
+  for (CudaContext* known = newest_context.load(std::memory_order_acquire); known; known = known->next_) {
+    if (known->context_ == context) known->mark_gone();
+  }
+}
+
 void CudaContext::drain_graph_results() {
   for (CudaContext* known = newest_context.load(std::memory_order_acquire); known; known = known->next_) {
     if (known->state_.load(std::memory_order_acquire) == static_cast<uint32_t>(State::ready)) known->graph_results_.drain();

@@ -32,6 +32,8 @@ class CudaContext {
   static void forget_all_in_child();
   // The same without making it: nullptr where there is none (yet).
   static CudaContext* find(const CudaDriver& driver, CUcontext context);
+  // A call in `context` gave an error from which it does not recover.
+  static void failed(CUcontext context);
   // Writer thread: takes what captured digests of any context have given, so that the device finds room for more.
   static void drain_graph_results();
 

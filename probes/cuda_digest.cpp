@@ -90,13 +90,6 @@ const void* reachable(const CudaDriver& driver, const DeviceTensor& tensor) {
   return reinterpret_cast<const char*>(low.device_pointer) - tensor.lowest_offset;
 }
 
-// After these nothing that was launched in the context will ever finish.
-bool is_fatal(CUresult result) {
-  return result == CUDA_ERROR_CONTEXT_IS_DESTROYED || result == CUDA_ERROR_DEINITIALIZED ||
-         (result >= CUDA_ERROR_ILLEGAL_ADDRESS && result <= CUDA_ERROR_LAUNCH_TIMEOUT) ||
-         (result >= CUDA_ERROR_ASSERT && result <= CUDA_ERROR_LAUNCH_FAILED);
-}
-
 DeviceOutcome launch(const CudaDriver& driver, CudaContext& context, const DeviceTensor& tensor, const void* data) {
   const auto stream = static_cast<CUstream>(tensor.stream);
   CUresult result = context.order_after_setup(driver, stream);

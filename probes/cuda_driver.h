@@ -46,6 +46,13 @@ class RelaxedCapture {
   bool exchanged_ = false;
 };
 
+// After these nothing that was launched in the context will ever finish.
+inline bool is_fatal(CUresult result) {
+  return result == CUDA_ERROR_CONTEXT_IS_DESTROYED || result == CUDA_ERROR_DEINITIALIZED ||
+         (result >= CUDA_ERROR_ILLEGAL_ADDRESS && result <= CUDA_ERROR_LAUNCH_TIMEOUT) ||
+         (result >= CUDA_ERROR_ASSERT && result <= CUDA_ERROR_LAUNCH_FAILED);
+}
+
 // nullptr while libcuda.so.1 is not loaded in this process, or lacks a function. Never loads it.
 const CudaDriver* find_cuda_driver(const Token& token);
 

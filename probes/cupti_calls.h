@@ -16,8 +16,14 @@ struct DriverCall {
   bool entry = false;            // before the call; else after it
   CUresult result = CUDA_SUCCESS;
   const char* name = "";
+  uint32_t correlation = 0;      // the same before the call and after it
   bool succeeded() const { return !entry && result == CUDA_SUCCESS; }
 };
+
+// A null stream of the _ptsz and _ptds entry points is the thread's own, and is asked and used as that.
+inline CUstream stream_of(const DriverCall& call, CUstream stream) {
+  return call.per_thread && !stream ? CU_STREAM_PER_THREAD : stream;
+}
 
 using CallHandler = void (*)(const Token& token, const DriverCall& call);
 

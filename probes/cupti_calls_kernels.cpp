@@ -11,7 +11,7 @@
 namespace forkpoint {
 namespace {
 
-CallPlace place_of(const DriverCall& call, CUstream stream) { return {call.context, stream, call.per_thread}; }
+CallPlace place_of(const DriverCall& call, CUstream stream) { return {call.context, stream_of(call, stream), call.per_thread, call.correlation}; }
 
 void begin_step_if_marked(const Token& token, const KernelCall& kernel) {
   if (!has_step_mark()) return;

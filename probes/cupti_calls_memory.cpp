@@ -27,12 +27,29 @@ uint64_t total_memory(const Token& token, CUcontext context) {
   return bytes;
 }
 
+// Memory of another device, or shared with another process, is not for kernels of every context to read.
+int device_of(const Token& token, CUdeviceptr address, MemoryKind kind) {
+  const CudaDriver* driver = find_cuda_driver(token);
+  int device = Allocation::kAnyDevice;
+  if (!driver || kind == MemoryKind::managed) return device;
+  CUdevice current = Allocation::kAnyDevice;
+  if (kind == MemoryKind::device) return driver->cuCtxGetDevice_(&current) == CUDA_SUCCESS ? current : device;
+  CUpointer_attribute attributes[] = {CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+  void* values[] = {&device};
+  return driver->cuPointerGetAttributes_(1, attributes, values, address) == CUDA_SUCCESS ? device : Allocation::kAnyDevice;
+}
+
+// The context's memory goes with it.
+void on_context_gone(const Token&, const DriverCall& call) {
+  if (call.entry) memory.allocations.clear();
+}
+
 void allocated(const Token& token, const DriverCall& call, const CUdeviceptr* address, uint64_t bytes, MemoryKind kind) {
   if (!call.succeeded() || !address) return;
   // Our kernels are loaded with the host's first allocation, before it has anything on the device that loading could wait for.
   int error = 0;
   if (recorder.wants_launches() && call.context) recorder.digest_context(token, call.context, &error);
-  const uint64_t ordinal = memory.allocations.add(*address, bytes, kind);
+  const uint64_t ordinal = memory.allocations.add(*address, bytes, kind, device_of(token, *address, kind));
   if (ordinal == 0) return;
   if (bytes >= total_memory(token, call.context) / kArenaShare) memory.allocations.mark(*address, kAllocationArena);
   if (recorder.wants_launches()) launch_recorder.note_everywhere(token, LaunchKind::allocate, ordinal, bytes);
@@ -105,6 +122,9 @@ constexpr CallEntry kCalls[] = {
     FORKPOINT_CALL(cuMemUnmap, on_unmap),
     FORKPOINT_CALL(cuIpcOpenMemHandle_v2, on_open),
     FORKPOINT_CALL(cuIpcCloseMemHandle, on_close),
+    FORKPOINT_CALL(cuCtxDestroy_v2, on_context_gone),
+    FORKPOINT_CALL(cuDevicePrimaryCtxReset, on_context_gone),
+    FORKPOINT_CALL(cuDevicePrimaryCtxReset_v2, on_context_gone),
 };
 
 }  // namespace

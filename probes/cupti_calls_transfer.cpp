@@ -13,7 +13,7 @@ uint64_t address_of(const void* pointer) { return reinterpret_cast<uint64_t>(poi
 bool is_wanted(const DriverCall&) { return recorder.wants_launches(); }
 bool is_done(const DriverCall& call) { return call.succeeded() && recorder.wants_launches(); }
 
-CallPlace place_of(const DriverCall& call, CUstream stream) { return {call.context, stream, call.per_thread}; }
+CallPlace place_of(const DriverCall& call, CUstream stream) { return {call.context, stream_of(call, stream), call.per_thread, call.correlation}; }
 
 void note_copy(const Token& token, const DriverCall& call, CUstream stream, const CopyCall& copy) {
   const CallPlace place = place_of(call, stream);
@@ -95,6 +95,7 @@ void on_rectangle(const Token& token, const DriverCall& call) {
   copy.target += form.dstY * copy.target_pitch + form.dstXInBytes;
   copy.rows = form.Height;
   if constexpr (requires { form.Depth; }) {
+    if (form.Depth > 1) return recorder.limit(Limit::arrays);  // slices with gaps of their own
     copy.source += form.srcZ * form.srcHeight * copy.source_pitch;
     copy.target += form.dstZ * form.dstHeight * copy.target_pitch;
     copy.rows = form.Depth <= 1 ? form.Height : (form.Depth - 1) * (form.dstHeight ? form.dstHeight : form.Height) + form.Height;

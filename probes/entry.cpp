@@ -36,6 +36,7 @@ void enter(Body body) {
   const Guard guard;
   if (!guard.entered()) return recorder.refuse_reentrant();
   try {
+    launch_level_outside_callbacks(guard.token());
     body(guard.token());
   } catch (const std::exception& error) {
     recorder.refuse_broken(error.what());

@@ -19,17 +19,44 @@ class GraphResults {
   // Has work on `stream` (a graph's replay) wait until the ring is set up.
   CUresult order_after_setup(const CudaDriver& driver, CUstream stream);
 
-  // A number for a digest that is being captured, and where it is to go. false: there are no more.
+  // A number for a digest that is being captured, and where it is to go. Where all numbers are in use it is 0, and the
+  // digest goes where nobody looks: left out, it would give the host's graph another form than the capture before, and
+  // cuGraphExecUpdate would fail. false: the ring is not there.
   bool take_node(uint32_t* node, DigestTarget* target);
+  // What was captured under the number is gone, after `runs` replays of it. The number is used again once the results of
+  // all of them have arrived; never, if one was dropped, for it may still be on its way.
+  void give_node(uint32_t node, uint32_t runs);
 
   // Writer thread only. Takes over what has arrived, so that the device finds room.
   void drain();
-  // The digest that `node` made when it ran for the n-th time (from 0). false: it has not arrived.
+  // The digest that `node` made when it ran for the n-th time (from 0) since it was taken; earlier ones are dropped.
+  // false: it has not arrived.
   bool take(uint32_t node, uint32_t n, RawDigest* digest);
-  uint64_t dropped() const { return dropped_ ? __atomic_load_n(dropped_, __ATOMIC_RELAXED) : 0; }
+  // A result of a later run than the n-th has arrived.
+  bool has_passed(uint32_t node, uint32_t n) const;
+  // Its results are not kept from now on.
+  void ignore(uint32_t node);
+  // How many results found no room: the device's in the ring, or the host's among those that nobody has taken.
+  uint64_t dropped() const { return overflowed_ + (dropped_ ? __atomic_load_n(dropped_, __ATOMIC_RELAXED) : 0); }
+
+  // In the child of a fork.
+  static void reset_lock();
 
  private:
+  // One number. The device counts its runs for ever; all counts are modulo 2^32.
+  struct Node {
+    uint32_t first = 0;     // runs before it was taken
+    uint32_t arrived = 0;   // one more than the last run whose result has arrived
+    uint32_t taken = 0;     // runs whose results nobody will ask for any more
+    uint32_t end = 0;       // of a given one: all of its runs
+    bool given = false;
+    bool ignored = false;
+  };
   CUresult build(const CudaDriver& driver, uint32_t slots);
+  bool make_nodes();
+  void free_if_settled(uint32_t node);
+  bool note_arrival(const SlotResult& result);
+  bool make_room();
 
   std::atomic<bool> building_{false};
   std::atomic<bool> ready_{false};
@@ -41,7 +68,13 @@ class GraphResults {
   DigestSlot* slots_ = nullptr;          // host
   uint64_t* consumed_ = nullptr;
   uint64_t* dropped_ = nullptr;
-  std::atomic<uint32_t> nodes_{0};
+  DigestSlot* scrap_slot_ = nullptr;     // of digests without a number, as the device sees it
+  Node* nodes_ = nullptr;                // by number; guarded by the lock, as are the next three
+  uint32_t* free_ = nullptr;             // a stack of numbers
+  uint32_t free_count_ = 0;
+  uint32_t numbers_ = 0;                 // that were ever used
+  uint64_t overflowed_ = 0;              // writer
+  uint64_t swept_at_ = 0;                // writer: overflowed_ when it last looked for room
   uint64_t next_ = 0;                    // writer: the next result
   std::unordered_map<uint64_t, RawDigest>* arrived_ = nullptr;  // writer, by node and n
 };

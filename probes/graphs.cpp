@@ -2,111 +2,293 @@
 
 #include <new>
 
+#include "probes/cuda_context.h"
+
 namespace forkpoint {
 namespace {
 
 constexpr uint32_t kCells = 1u << 16;
 
 uint64_t key_of(const void* handle) { return reinterpret_cast<uint64_t>(handle); }
-GraphTemplate* as_template(uint64_t value) { return reinterpret_cast<GraphTemplate*>(value); }
+template <typename T>
+T* as(uint64_t value) {
+  return reinterpret_cast<T*>(value);
+}
+
+template <typename Visit>
+void each_node(const CapturedRows& captured, Visit visit) {
+  for (const GraphRow& row : captured.rows) {
+    for (const PacketBuffer& buffer : row.buffers) {
+      if (buffer.node != 0) visit(buffer.node);
+    }
+  }
+}
+
+// A buffer whose digest had no number to go to: it is computed all the same, for the graph to keep its form.
+void mark_without_node(PacketBuffer& buffer) {
+  const bool wanted = buffer.row.bytes > 0 && buffer.same_as < 0 && (buffer.row.flags & kBufferNoDigest) == 0;
+  if (wanted && buffer.node == 0) buffer.row.flags |= kBufferNoDigest;
+}
 
 }  // namespace
 
 constinit Graphs graphs;
 
+void CapturedRows::release() {
+  if (references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  // Shared ones keep their numbers for ever: what their scratch holds, and how often they will still run, nobody knows.
+  const bool keeps = kept || shared.load();
+  each_node(*this, [&](uint32_t node) {
+    if (keeps) context->graph_results().ignore(node);
+    else context->graph_results().give_node(node, runs);
+  });
+  delete this;
+}
+
 void GraphTemplate::release() {
-  if (references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+  if (references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  for (const Part& part : parts) {
+    part.captured->templates.fetch_sub(1, std::memory_order_relaxed);
+    part.captured->release();
+  }
+  delete this;
+}
+
+size_t GraphTemplate::row_count() const {
+  size_t count = 0;
+  for (const Part& part : parts) count += part.captured->rows.size();
+  return count;
+}
+
+// One replay of an executable ends before the next begins.
+bool GraphTemplate::is_behind(uint32_t replay) const {
+  bool behind = false;
+  for (const Part& part : parts) {
+    if (!part.captured->context || part.captured->shared.load()) continue;
+    const GraphResults& results = part.captured->context->graph_results();
+    each_node(*part.captured, [&](uint32_t node) { behind = behind || results.has_passed(node, part.first_run + replay); });
+  }
+  return behind;
 }
 
 bool Graphs::create() {
-  return captures_.create(kCells) && conditional_.create(kCells) && graphs_.create(kCells) && executables_.create(kCells) &&
-         executable_numbers_.create(kCells);
+  return capturing_.create(kCells) && captures_.create(kCells) && conditional_.create(kCells) && graphs_.create(kCells) &&
+         executables_.create(kCells) && executable_numbers_.create(kCells);
 }
 
 void Graphs::reset_locks() {
-  for (HandleTable* table : {&captures_, &conditional_, &graphs_, &executables_, &executable_numbers_}) table->reset_lock();
+  lock_.reset();
+  for (HandleTable* table : {&capturing_, &captures_, &conditional_, &graphs_, &executables_, &executable_numbers_}) {
+    table->reset_lock();
+  }
+  GraphResults::reset_lock();
 }
 
-GraphTemplate* Graphs::template_of(HandleTable& table, uint64_t key, bool make) {
-  if (GraphTemplate* known = as_template(table.find(key))) return known;
-  if (!make) return nullptr;
-  auto* made = new (std::nothrow) GraphTemplate;
-  if (!made) return nullptr;
-  auto* kept = as_template(table.find_or_set(key, [&] { return key_of(made); }));
-  if (kept != made) delete made;
-  return kept;
-}
+// ---- Captures
 
 bool Graphs::add_row(uint64_t capture_id, CudaContext* context, const LaunchPacket& packet) {
-  GraphTemplate* graph = template_of(captures_, capture_id + 1, true);
-  if (!graph) return false;
   GraphRow row{packet.row, packet.site, {packet.buffers, packet.buffers + packet.row.buffers}};
-  const SpinGuard guard(graph->lock);
-  graph->context = context;
-  graph->rows.push_back(std::move(row));
+  for (PacketBuffer& buffer : row.buffers) mark_without_node(buffer);
+  const SpinGuard guard(lock_);
+  auto* captured = as<CapturedRows>(captures_.find(capture_id + 1));
+  if (!captured) {
+    captured = new (std::nothrow) CapturedRows;
+    if (!captured) return false;
+    if (!captures_.set(capture_id + 1, key_of(captured))) {
+      delete captured;
+      return false;
+    }
+  }
+  captured->context = context;
+  captured->rows.push_back(std::move(row));
   return true;
 }
 
 void Graphs::capture_ended(uint64_t capture_id, CUgraph graph) {
+  const SpinGuard guard(lock_);
   conditional_.erase(capture_id + 1);
-  GraphTemplate* captured = as_template(captures_.erase(capture_id + 1));
+  auto* captured = as<CapturedRows>(captures_.erase(capture_id + 1));
   if (!captured) return;
-  if (!graph || !graphs_.set(key_of(graph), key_of(captured))) captured->release();
+  if (graph) forget(graph);  // a handle that came round again unseen
+  if (Graph* made = graph ? graph_of(graph, true) : nullptr) made->parts.push_back(captured);
+  else captured->release();
+}
+
+// ---- Graphs
+
+Graphs::Graph* Graphs::graph_of(CUgraph graph, bool make) {
+  if (auto* known = as<Graph>(graphs_.find(key_of(graph)))) return known;
+  auto* made = make ? new (std::nothrow) Graph : nullptr;
+  if (!made || graphs_.set(key_of(graph), key_of(made))) return made;
+  delete made;
+  return nullptr;
+}
+
+void Graphs::forget(CUgraph graph) {
+  if (auto* known = as<Graph>(graphs_.erase(key_of(graph)))) free_graph(known);
+}
+
+void Graphs::free_graph(Graph* graph) {
+  for (CapturedRows* captured : graph->parts) captured->release();
+  delete graph;
+}
+
+void Graphs::append(Graph& to, const Graph& from) {
+  to.partial = to.partial || from.partial;
+  const size_t count = from.parts.size();  // the two may be one
+  for (size_t i = 0; i < count; ++i) {
+    CapturedRows* captured = from.parts[i];
+    captured->hold();
+    to.parts.push_back(captured);
+  }
 }
 
 void Graphs::node_added_by_hand(CUgraph graph) {
-  if (GraphTemplate* known = template_of(graphs_, key_of(graph), true)) known->partial.store(true);
+  const SpinGuard guard(lock_);
+  if (Graph* known = graph_of(graph, true)) known->partial = true;
 }
 
 void Graphs::child_added(CUgraph parent, CUgraph child) {
-  GraphTemplate* from = template_of(graphs_, key_of(child), false);
-  GraphTemplate* to = template_of(graphs_, key_of(parent), true);
+  const SpinGuard guard(lock_);
+  const Graph* from = graph_of(child, false);
+  Graph* to = graph_of(parent, true);
   if (!to) return;
-  if (!from) return to->partial.store(true);
-  const std::vector<GraphRow> rows = from->rows;
-  const SpinGuard guard(to->lock);
-  to->rows.insert(to->rows.end(), rows.begin(), rows.end());
-  to->context = from->context;
-  if (from->partial.load()) to->partial.store(true);
+  if (from) append(*to, *from);
+  else to->partial = true;
 }
 
 void Graphs::cloned(CUgraph clone, CUgraph original) {
-  GraphTemplate* from = template_of(graphs_, key_of(original), false);
-  if (!from) return;
-  from->hold();
-  if (!graphs_.set(key_of(clone), key_of(from))) from->release();
+  const SpinGuard guard(lock_);
+  forget(clone);
+  const Graph* from = graph_of(original, false);
+  Graph* to = from ? graph_of(clone, true) : nullptr;
+  if (to) append(*to, *from);
 }
 
 void Graphs::graph_destroyed(CUgraph graph) {
-  if (GraphTemplate* known = as_template(graphs_.erase(key_of(graph)))) known->release();
+  const SpinGuard guard(lock_);
+  forget(graph);
 }
 
-void Graphs::instantiated(CUgraphExec executable, CUgraph graph) {
-  executable_destroyed(executable);  // updated, or the handle came round again unseen
-  GraphTemplate* from = template_of(graphs_, key_of(graph), false);
-  if (!from) return;
-  from->hold();
-  if (!executables_.set(key_of(executable), key_of(from))) from->release();
+// ---- Executables
+
+GraphTemplate* Graphs::template_of(CUgraphExec executable) { return as<GraphTemplate>(executables_.find(key_of(executable))); }
+
+void Graphs::forget(CUgraphExec executable) {
+  if (auto* known = as<GraphTemplate>(executables_.erase(key_of(executable)))) free_template(known);
+}
+
+void Graphs::free_template(GraphTemplate* known) {
+  for (const GraphTemplate::Part& part : known->parts) {
+    if (part.captured->owner == known->executable) part.captured->owner = 0;
+  }
+  known->release();
+}
+
+bool Graphs::claim(GraphTemplate& made, CapturedRows& captured) {
+  bool twice = captured.owner != 0 && captured.owner != made.executable;
+  for (const GraphTemplate::Part& part : made.parts) twice = twice || part.captured == &captured;
+  if (twice) captured.shared.store(true);
+  captured.owner = made.executable;
+  captured.hold();
+  captured.templates.fetch_add(1, std::memory_order_relaxed);
+  made.parts.push_back({&captured, captured.runs});
+  return !captured.shared.load();
+}
+
+bool Graphs::instantiated(CUgraphExec executable, CUgraph graph) {
+  executable_destroyed(executable);  // if the handle came round again unseen
+  return updated(executable, graph);
+}
+
+bool Graphs::updated(CUgraphExec executable, CUgraph graph) {
+  const SpinGuard guard(lock_);
+  const GraphTemplate* before = template_of(executable);
+  const uint64_t number = before ? before->executable : ++last_executable_;
+  forget(executable);
+  const Graph* from = graph_of(graph, false);
+  auto* made = from ? new (std::nothrow) GraphTemplate : nullptr;
+  if (!made) return true;
+  made->executable = number;
+  made->partial.store(from->partial);
+  bool alone = true;
+  for (CapturedRows* captured : from->parts) alone = claim(*made, *captured) && alone;
+  if (!executables_.set(key_of(executable), key_of(made))) made->release();
+  return alone;
+}
+
+// The digests that run in it from now on are those of the child's capture.
+bool Graphs::child_replaced(CUgraphExec executable, CUgraph child) {
+  const SpinGuard guard(lock_);
+  if (GraphTemplate* known = template_of(executable)) {
+    known->partial.store(true);
+    for (const GraphTemplate::Part& part : known->parts) part.captured->shared.store(true);
+  }
+  if (const Graph* from = graph_of(child, false)) {
+    for (CapturedRows* captured : from->parts) captured->shared.store(true);
+  }
+  return false;
+}
+
+// Replays of one executable wait for each other; those of an executable that is gone, on another stream, do not.
+bool Graphs::about_to_launch(CUgraphExec executable, uint64_t stream) {
+  const SpinGuard guard(lock_);
+  const GraphTemplate* known = template_of(executable);
+  if (!known) return true;
+  bool alone = true;
+  for (const GraphTemplate::Part& part : known->parts) {
+    CapturedRows& captured = *part.captured;
+    const bool other = captured.last_launcher != 0 && captured.last_launcher != known->executable;
+    if (other && captured.last_stream != stream && captured.templates.load() > 1) captured.shared.store(true);
+    captured.last_launcher = known->executable;
+    captured.last_stream = stream;
+    alone = alone && !captured.shared.load();
+  }
+  return alone;
 }
 
 void Graphs::changed_by_hand(CUgraphExec executable) {
-  if (GraphTemplate* known = template_of(executables_, key_of(executable), false)) known->partial.store(true);
+  const SpinGuard guard(lock_);
+  if (GraphTemplate* known = template_of(executable)) known->partial.store(true);
 }
 
 void Graphs::executable_destroyed(CUgraphExec executable) {
-  if (GraphTemplate* known = as_template(executables_.erase(key_of(executable)))) known->release();
+  const SpinGuard guard(lock_);
+  executable_numbers_.erase(key_of(executable));
+  forget(executable);
 }
 
 Graphs::Launch Graphs::launched(CUgraphExec executable) {
+  const SpinGuard guard(lock_);
   Launch launch;
   launch.ordinal = executable_numbers_.find_or_set(
       key_of(executable), [&] { return last_number_.fetch_add(1, std::memory_order_relaxed) + 1; });
-  launch.graph = template_of(executables_, key_of(executable), false);
+  launch.graph = template_of(executable);
   if (!launch.graph) return launch;
   launch.graph->hold();
   launch.replay = launch.graph->replays.fetch_add(1, std::memory_order_relaxed);
   launch.partial = launch.graph->partial.load();
+  for (const GraphTemplate::Part& part : launch.graph->parts) ++part.captured->runs;
   return launch;
+}
+
+void Graphs::forget() {
+  const SpinGuard guard(lock_);
+  capturing_.clear();
+  conditional_.clear();
+  executable_numbers_.clear();
+  captures_.clear([](uint64_t value) {
+    as<CapturedRows>(value)->kept = true;
+    as<CapturedRows>(value)->release();
+  });
+  graphs_.clear([](uint64_t value) {
+    for (CapturedRows* captured : as<Graph>(value)->parts) captured->kept = true;
+    free_graph(as<Graph>(value));
+  });
+  executables_.clear([](uint64_t value) {
+    for (const GraphTemplate::Part& part : as<GraphTemplate>(value)->parts) part.captured->kept = true;
+    free_template(as<GraphTemplate>(value));
+  });
 }
 
 }  // namespace forkpoint

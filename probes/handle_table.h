@@ -87,6 +87,22 @@ class HandleTable {
     cells_[hole] = {};
     return value;
   }
+  // Nothing is there any more.
+  void clear() {
+    const SpinGuard guard(lock_);
+    for (uint32_t i = 0; cells_ && count_ > 0 && i <= mask_; ++i) cells_[i] = {};
+    count_ = 0;
+  }
+  // The same, with visit(value) of each before; it must not use the table.
+  template <typename Visit>
+  void clear(Visit visit) {
+    const SpinGuard guard(lock_);
+    for (uint32_t i = 0; cells_ && count_ > 0 && i <= mask_; ++i) {
+      if (cells_[i].value != 0) visit(cells_[i].value);
+      cells_[i] = {};
+    }
+    count_ = 0;
+  }
   // In the child of a fork.
   void reset_lock() { lock_.reset(); }
 

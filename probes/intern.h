@@ -43,6 +43,17 @@ class InternTable {
     return true;
   }
 
+  // nullptr: not seen so far. REQUIRES: create() was true.
+  template <typename Key>
+  Entry* find(uint64_t hash, const Key& key) const {
+    const Cell* cells = cells_.load(std::memory_order_acquire);
+    const uint32_t mask = mask_.load(std::memory_order_relaxed);
+    for (uint64_t i = hash;; ++i) {
+      Entry* entry = cells[i & mask].load(std::memory_order_acquire);
+      if (!entry || (entry->hash == hash && entry->equals(key))) return entry;
+    }
+  }
+
   // nullptr: the table is full or there is no memory. REQUIRES: create() was true.
   template <typename Key>
   Entry* intern(uint64_t hash, const Key& key) {

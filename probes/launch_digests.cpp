@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/digest_pieces.h"
+#include "probes/recorder.h"
 
 namespace forkpoint {
 namespace {
@@ -18,7 +19,7 @@ const void* address_of(const BufferRow& row) { return reinterpret_cast<const voi
 // One batch of buffers and where their results go.
 class Batch {
  public:
-  Batch(const DigestPlace& place) : place_(place) {}
+  Batch(const Token& token, const DigestPlace& place) : token_(token), place_(place) {}
   bool full() const { return count_ == kBatch; }
 
   // false: no place for a result.
@@ -26,15 +27,26 @@ class Batch {
     DigestRequest& request = requests_[count_];
     request.data = address_of(buffer.row);
     request.size_bytes = buffer.row.bytes;
-    if (place_.capturing) {
-      if (!place_.context.take_node(&buffer.node, &request.target)) return false;
-    } else {
-      buffer.slot = place_.context.take_slot();
-      if (!buffer.slot) return false;
-      buffer.slot->dtype = DType::raw;
-      request.target = place_.context.target(*buffer.slot);
-    }
+    if (!take_target(buffer, &request.target)) return false;
     buffers_[count_++] = &buffer;
+    return true;
+  }
+  // One whose rows have gaps between them, at once and by itself.
+  bool launch_rows(PacketBuffer& buffer, CUresult* result) {
+    DigestTarget target;
+    if (!take_target(buffer, &target)) return false;
+    TensorView view;
+    view.dtype = DType::raw;
+    view.dims = 2;
+    view.shape[0] = static_cast<int64_t>((buffer.row.bytes - buffer.row_bytes) / buffer.pitch + 1);
+    view.shape[1] = view.positions[0] = static_cast<int64_t>(buffer.row_bytes);
+    view.strides[0] = static_cast<int64_t>(buffer.pitch);
+    view.strides[1] = view.positions[1] = 1;
+    DigestLaunch plan = plan_digest(address_of(buffer.row), view, target, place_.context.multiprocessors());
+    void* arguments[] = {plan.params()};
+    *result = place_.driver.cuLaunchKernel_(place_.context.kernel(plan.kernel), plan.grid, 1, 1, plan.block, 1, 1,
+                                            plan.shared_bytes, place_.stream, arguments, nullptr);
+    if (*result != CUDA_SUCCESS) give_up(buffer);
     return true;
   }
 
@@ -61,6 +73,17 @@ class Batch {
   }
 
  private:
+  bool take_target(PacketBuffer& buffer, DigestTarget* target) {
+    if (place_.capturing) return place_.context.take_node(&buffer.node, target);
+    buffer.slot = place_.context.take_slot();
+    while (!buffer.slot && recorder.await_writer(token_)) buffer.slot = place_.context.take_slot();
+    if (!buffer.slot) return false;
+    buffer.slot->dtype = DType::raw;
+    *target = place_.context.target(*buffer.slot);
+    return true;
+  }
+
+  const Token& token_;
   const DigestPlace& place_;
   DigestRequest requests_[kBatch];
   PacketBuffer* buffers_[kBatch];
@@ -70,21 +93,26 @@ class Batch {
 
 }  // namespace
 
-Loss enqueue_launch_digests(const Token&, const DigestPlace& place, LaunchPacket& packet, uint32_t first, int* error) {
+Loss enqueue_launch_digests(const Token& token, const DigestPlace& place, LaunchPacket& packet, uint32_t first, int* error) {
   Loss loss = Loss::count_;
   const auto failed = [&](CUresult result) {
     if (result == CUDA_SUCCESS) return;
     loss = Loss::cuda_launch;
     *error = static_cast<int>(result);
+    if (is_fatal(result)) place.context.mark_gone();
   };
   *error = 0;
   if (!place.capturing) failed(place.context.order_after_setup(place.driver, place.stream));
-  Batch batch(place);
+  Batch batch(token, place);
   for (uint32_t i = first; i < packet.row.buffers; ++i) {
     PacketBuffer& buffer = packet.buffers[i];
     if (!is_wanted(buffer)) continue;
     if (loss != Loss::count_) {
       Batch::give_up(buffer);
+    } else if (buffer.row_bytes != 0) {
+      CUresult result = CUDA_SUCCESS;
+      if (!batch.launch_rows(buffer, &result)) loss = Loss::cuda_slots, Batch::give_up(buffer);
+      failed(result);
     } else if (!batch.add(buffer)) {
       loss = Loss::cuda_slots;
       Batch::give_up(buffer);

@@ -4,33 +4,41 @@
 #include <cstring>
 #include <new>
 
+#include "probes/handle_table.h"
 #include "probes/step_marks.h"
 
 namespace forkpoint {
 namespace {
 
-constexpr uint32_t kKernels = 1u << 16;
+constexpr uint32_t kKernels = 1u << 18;  // handles at a time
 constexpr uint32_t kMostParams = 4096;
 
-constinit InternTable<KernelFacts> kernels;
+constinit HandleTable kernels;
 constinit std::atomic<uint64_t> current_generation{1};
 
 // One parameter of either kind of handle.
-bool param_info(const CudaDriver& driver, CUfunction function, size_t index, size_t* offset, size_t* size) {
-  if (driver.cuFuncGetParamInfo_ && driver.cuFuncGetParamInfo_(function, index, offset, size) == CUDA_SUCCESS) return true;
-  return driver.cuKernelGetParamInfo_ &&
-         driver.cuKernelGetParamInfo_(reinterpret_cast<CUkernel>(function), index, offset, size) == CUDA_SUCCESS;
+CUresult param_info(const CudaDriver& driver, CUfunction function, size_t index, size_t* offset, size_t* size) {
+  CUresult result = CUDA_ERROR_NOT_SUPPORTED;
+  if (driver.cuFuncGetParamInfo_) result = driver.cuFuncGetParamInfo_(function, index, offset, size);
+  if (result == CUDA_SUCCESS || !driver.cuKernelGetParamInfo_) return result;
+  const CUresult as_kernel = driver.cuKernelGetParamInfo_(reinterpret_cast<CUkernel>(function), index, offset, size);
+  return as_kernel == CUDA_SUCCESS || as_kernel == CUDA_ERROR_INVALID_VALUE ? as_kernel : result;
 }
 
 void read_params(const CudaDriver& driver, CUfunction function, KernelFacts* facts) {
-  if (!driver.cuFuncGetParamInfo_ && !driver.cuKernelGetParamInfo_) return;
   KernelParam params[kMostParams];
   uint32_t count = 0;
-  for (size_t offset = 0, size = 0; count < kMostParams && param_info(driver, function, count, &offset, &size); ++count) {
+  CUresult result = CUDA_SUCCESS;
+  for (; count < kMostParams; ++count) {
+    size_t offset = 0, size = 0;
+    result = param_info(driver, function, count, &offset, &size);
+    if (result != CUDA_SUCCESS) break;
     params[count] = {static_cast<uint32_t>(offset), static_cast<uint32_t>(size)};
     if (offset + size > kMostParamBytes) return;
     if (offset + size > facts->param_bytes) facts->param_bytes = static_cast<uint32_t>(offset + size);
   }
+  // Behind the last one the driver says so; anything else means that it does not know.
+  if (result != CUDA_ERROR_INVALID_VALUE) return;
   if (count > 0) {
     facts->params = static_cast<KernelParam*>(malloc(count * sizeof(KernelParam)));
     if (!facts->params) return;
@@ -51,46 +59,51 @@ const char* name_of(const CudaDriver& driver, CUfunction function) {
 
 }  // namespace
 
-struct KernelFacts::Key {
-  const CudaDriver& driver;
-  NameTables& names;
-  CUfunction function;
-  uint64_t generation;
-};
+namespace {
 
-bool KernelFacts::equals(const Key& key) const {
-  return handle == reinterpret_cast<uint64_t>(key.function) && generation == key.generation;
-}
-
-KernelFacts* KernelFacts::make(uint64_t hash, const Key& key) {
-  auto* facts = new (std::nothrow) KernelFacts;
-  if (!facts) return nullptr;
-  facts->hash = hash;
-  facts->handle = reinterpret_cast<uint64_t>(key.function);
-  facts->generation = key.generation;
-  const char* name = name_of(key.driver, key.function);
-  facts->name = key.names.name(name);
-  if (!facts->name) {
-    delete facts;
-    return nullptr;
-  }
-  // Kernels of NCCL bear its name since its first version.
-  facts->is_nccl = strncmp(name, "nccl", 4) == 0 || strstr(name, "ncclDevKernel") || strstr(name, "ncclKernel");
-  facts->begins_step = is_step_mark(name);
-  read_params(key.driver, key.function, facts);
-  return facts;
-}
-
-void KernelFacts::discard(KernelFacts* facts) {
+void discard(KernelFacts* facts) {
   free(facts->params);
   delete facts;
 }
 
+KernelFacts* make(const CudaDriver& driver, NameTables& names, CUfunction function, uint64_t generation) {
+  auto* facts = new (std::nothrow) KernelFacts;
+  if (!facts) return nullptr;
+  facts->generation.store(generation);
+  const char* name = name_of(driver, function);
+  facts->name = names.name(name);
+  if (!facts->name) return discard(facts), nullptr;
+  // Kernels of NCCL bear its name since its first version.
+  facts->is_nccl = strncmp(name, "nccl", 4) == 0 || strstr(name, "ncclDevKernel") || strstr(name, "ncclKernel");
+  facts->begins_step = is_step_mark(name);
+  read_params(driver, function, facts);
+  return facts;
+}
+
+bool same_kernel(const KernelFacts& a, const KernelFacts& b) {
+  return a.name == b.name && a.params_known == b.params_known && a.param_bytes == b.param_bytes &&
+         a.param_count == b.param_count &&
+         (a.param_count == 0 || memcmp(a.params, b.params, a.param_count * sizeof(KernelParam)) == 0);
+}
+
+}  // namespace
+
 const KernelFacts* kernel_facts(const Token&, const CudaDriver& driver, NameTables& names, CUfunction function) {
-  if (!kernels.create(kKernels) || !names.create()) return nullptr;
+  const auto handle = reinterpret_cast<uint64_t>(function);
   const uint64_t generation = current_generation.load(std::memory_order_relaxed);
-  const uint64_t handle = reinterpret_cast<uint64_t>(function);
-  return kernels.intern(mix64(handle ^ generation << 48), KernelFacts::Key{driver, names, function, generation});
+  auto* known = reinterpret_cast<KernelFacts*>(kernels.find(handle));
+  if (known && known->generation.load(std::memory_order_relaxed) == generation) return known;
+  if (!kernels.create(kKernels) || !names.create()) return nullptr;
+  KernelFacts* made = make(driver, names, function, generation);
+  if (!made) return nullptr;
+  // A module went since: mostly another one than this kernel's.
+  if (known && same_kernel(*known, *made)) {
+    known->generation.store(generation, std::memory_order_relaxed);
+    return discard(made), known;
+  }
+  // What it replaces may be in another thread's hands, and stays.
+  if (!kernels.set(handle, reinterpret_cast<uint64_t>(made))) return discard(made), nullptr;
+  return made;
 }
 
 void forget_kernels() { current_generation.fetch_add(1, std::memory_order_relaxed); }

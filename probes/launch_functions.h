@@ -1,9 +1,10 @@
 // What the probe knows of a kernel of the host's: its name and the form of its parameter block. Asked of the driver once.
-// Any thread; entries are never freed.
+// Any thread. An entry lives on: one is made anew only when a handle has come round again for another kernel.
 #pragma once
 
 #include <cuda.h>
 
+#include <atomic>
 #include <cstdint>
 
 #include "probes/cuda_driver.h"
@@ -20,9 +21,7 @@ struct KernelParam {
 };
 
 struct KernelFacts {
-  uint64_t hash = 0;
-  uint64_t handle = 0;
-  uint64_t generation = 0;
+  std::atomic<uint64_t> generation{0};
   const Name* name = nullptr;
   bool params_known = false;
   bool is_nccl = false;
@@ -30,14 +29,9 @@ struct KernelFacts {
   uint32_t param_bytes = 0;   // of the block
   uint32_t param_count = 0;
   KernelParam* params = nullptr;
-
-  struct Key;
-  bool equals(const Key& key) const;
-  static KernelFacts* make(uint64_t hash, const Key& key);
-  static void discard(KernelFacts* facts);
 };
 
-// nullptr: no memory. function: also a CUkernel, as the launch calls take it.
+// nullptr: no memory, or too many names. function: also a CUkernel, as the launch calls take it.
 const KernelFacts* kernel_facts(const Token& token, const CudaDriver& driver, NameTables& names, CUfunction function);
 // A module or library goes: its handles may come round again for other kernels.
 void forget_kernels();

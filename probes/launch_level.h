@@ -21,6 +21,8 @@ void launch_level_at_step(const Token& token, const Settings& settings, int64_t 
 // Where the bytes of a record of device memory lie; nullptr: launches are not watched.
 LaunchPacket* launch_row_of_record(const Token& token, void* stream, const void* data, int64_t lowest_offset, int64_t end_offset);
 void declare_launch_limits(LimitSet& limits);
+// At calls of the host that do not come from within a CUDA call, and when the process ends: gives CUPTI back, if that is due.
+void launch_level_outside_callbacks(const Token& token);
 // In the child of a fork.
 void launch_level_in_child();
 

@@ -23,16 +23,19 @@ bool ask_driver(const CudaDriver& driver, uint64_t address, Allocation* allocati
   unsigned int type = 0;
   CUdeviceptr start = 0;
   size_t size = 0;
+  int device = Allocation::kAnyDevice;
+  unsigned int managed = 0;
   CUpointer_attribute attributes[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
-                                      CU_POINTER_ATTRIBUTE_RANGE_SIZE};
-  void* values[] = {&type, &start, &size};
-  const bool known = driver.cuPointerGetAttributes_(3, attributes, values, address) == CUDA_SUCCESS && type != 0 && size > 0;
+                                      CU_POINTER_ATTRIBUTE_RANGE_SIZE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+                                      CU_POINTER_ATTRIBUTE_IS_MANAGED};
+  void* values[] = {&type, &start, &size, &device, &managed};
+  const bool known = driver.cuPointerGetAttributes_(5, attributes, values, address) == CUDA_SUCCESS && type != 0 && size > 0;
   // Pinned host memory is not followed: the host writes it as it likes.
   if (!known || type == CU_MEMORYTYPE_HOST || address - start >= size) {
     cell.store(address, std::memory_order_relaxed);
     return false;
   }
-  memory.allocations.add(start, size, MemoryKind::found);
+  memory.allocations.add(start, size, MemoryKind::found, managed ? Allocation::kAnyDevice : device);
   return memory.find(address, allocation);
 }
 

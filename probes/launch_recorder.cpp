@@ -1,5 +1,7 @@
 #include "probes/launch_recorder.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -12,6 +14,7 @@
 #include "probes/launch_retry.h"
 #include "probes/launch_streams.h"
 #include "probes/nccl_hooks.h"
+#include "probes/os.h"
 #include "probes/recorder.h"
 
 namespace forkpoint {
@@ -21,16 +24,37 @@ constexpr uint64_t kWindowBytes = 256u << 10;    // hashed of a buffer whose ext
 constexpr uint64_t kAlwaysWhole = 1u << 20;      // an allocation that is hashed whole after a copy into part of it
 constexpr uint64_t kWholeFactor = 4;             // or one that is at most this many times as large as the copy
 
-// Between the two callbacks of one launch of this thread.
+// Between the two callbacks of one call of this thread.
 thread_local LaunchPacket* begun_packet __attribute__((tls_model("initial-exec"))) = nullptr;
+thread_local uint32_t begun_correlation __attribute__((tls_model("initial-exec"))) = 0;
 
-void drop(LaunchPacket* packet) {
-  if (packet) return_packet(packet);
+// A packet of which there will be no row. Digests that are on their way to it still need somebody to take them.
+void drop(const Token& token, LaunchPacket* packet) {
+  if (!packet) return;
+  bool awaited = false;
+  for (uint32_t i = 0; i < packet->row.buffers; ++i) awaited |= packet->buffers[i].slot != nullptr;
+  Recorder::RowPlace place;
+  if (!awaited || !recorder.claim_row(token, &place)) return return_packet(packet);
+  packet->discard = true;
+  recorder.publish_row(token, place, packet);
 }
-// A call that never came to its end.
-void drop_begun() {
-  drop(begun_packet);
+
+void begin(LaunchPacket* packet, const CallPlace& place) {
+  begun_packet = packet;
+  begun_correlation = place.correlation;
+}
+// What was begun before this very call; anything else never came to its end. nullptr: nothing.
+LaunchPacket* take_begun(const Token& token, const CallPlace& place) {
+  LaunchPacket* packet = begun_packet;
   begun_packet = nullptr;
+  if (!packet || begun_correlation == place.correlation) return packet;
+  drop(token, packet);
+  return nullptr;
+}
+void drop_begun(const Token& token) {
+  LaunchPacket* packet = begun_packet;
+  begun_packet = nullptr;
+  drop(token, packet);
 }
 
 struct Capture {
@@ -59,14 +83,12 @@ class Row {
  public:
   Row(const Token& token, const CudaDriver& driver, const CallPlace& place, const Settings& settings)
       : token_(token), driver_(driver), place_(place), settings_(settings) {}
-  ~Row() {
-    if (packet_) return_packet(packet_);
-  }
+  ~Row() { drop(token_, packet_); }
   Row(const Row&) = delete;
   Row& operator=(const Row&) = delete;
 
-  bool take(uint32_t buffers) {
-    packet_ = take_packet(token_, buffers);
+  bool take(uint32_t buffers, bool may_wait = true) {
+    packet_ = take_packet(token_, buffers, may_wait);
     if (!packet_) recorder.lose_row(Loss::launch_row);
     return packet_ != nullptr;
   }
@@ -90,7 +112,7 @@ class Row {
   // A buffer of the row; its extent is decided here. whole: all of its allocation, else [address, address + bytes).
   PacketBuffer* add_buffer(uint32_t where, uint64_t address, const Allocation& allocation, bool whole, uint64_t bytes) {
     PacketBuffer* buffer = packet_->add();
-    if (!buffer) return nullptr;
+    if (!buffer) return recorder.lose_row(Loss::launch_row), nullptr;
     BufferRow& row = buffer->row;
     row.place = where;
     row.allocation = allocation.ordinal;
@@ -107,12 +129,19 @@ class Row {
     }
     if (allocation.flags & kAllocationAddresses) row.flags |= kBufferAddresses;
     if ((allocation.flags & kAllocationSeen) == 0) row.flags |= kBufferFresh;
+    if (is_out_of_reach(allocation)) {
+      // A kernel of ours that reads what its context cannot reach would end the host's context.
+      row.flags |= kBufferNoDigest;
+      packet_->row.flags |= kLaunchPeerMapped;
+      recorder.limit(Limit::peers);
+    }
     share_digest(packet_->row.buffers - 1);
     return buffer;
   }
 
   // Digests of the buffers from `first` on, then the row goes to the writer (or into the graph that is being captured).
-  void finish(uint32_t first) {
+  // await_digests: the host has waited for what was done, and may have it changed as soon as we return.
+  void finish(uint32_t first, bool await_digests = false) {
     const Capture capture = capture_of(driver_, place_.stream);
     if (capture.capturing && graphs.is_conditional(capture.id)) return;
     if (capture.capturing && !capture.unusable) {
@@ -125,23 +154,52 @@ class Row {
     Recorder::RowPlace row_place;
     if (!recorder.claim_row(token_, &row_place)) return;
     take_digests(first, capture);
+    if (await_digests) await(first);
     recorder.publish_row(token_, row_place, give());
   }
 
   void take_digests(uint32_t first, const Capture& capture) {
     if (first == packet_->row.buffers) return;
+    if (capture.capturing && graphs.is_conditional(capture.id)) return no_digests(first);
     int error = 0;
     CudaContext* context = capture.unusable ? nullptr : recorder.digest_context(token_, place_.context, &error);
     Loss loss = capture.unusable ? Loss::cuda_capturing : Loss::cuda_setup;
     if (context) {
       loss = enqueue_launch_digests(token_, {driver_, *context, place_.stream, capture.capturing}, *packet_, first, &error);
     } else {
-      for (uint32_t i = first; i < packet_->row.buffers; ++i) packet_->buffers[i].row.flags |= kBufferNoDigest;
+      no_digests(first);
     }
     if (loss != Loss::count_) recorder.lose_row(loss, error);
   }
 
  private:
+  static constexpr int64_t kPatienceNs = 50'000'000;
+
+  void no_digests(uint32_t first) {
+    for (uint32_t i = first; i < packet_->row.buffers; ++i) packet_->buffers[i].row.flags |= kBufferNoDigest;
+  }
+
+  // Looks at the slots first: on the stream itself others may have put work meanwhile.
+  void await(uint32_t first) {
+    const int64_t give_up_ns = now_ns() + kPatienceNs;
+    DevicePoll poll = DevicePoll::ready;
+    for (uint32_t i = first; i < packet_->row.buffers && poll != DevicePoll::pending; ++i) {
+      PacketBuffer& buffer = packet_->buffers[i];
+      DigestResult result;
+      while (buffer.slot && (poll = poll_device_slot(*buffer.slot, &result)) == DevicePoll::pending && now_ns() < give_up_ns) {
+        sched_yield();
+      }
+    }
+    if (poll == DevicePoll::pending && driver_.cuStreamSynchronize_) driver_.cuStreamSynchronize_(place_.stream);
+  }
+
+  bool is_out_of_reach(const Allocation& allocation) {
+    if (allocation.device == Allocation::kAnyDevice) return false;
+    CUdevice current = Allocation::kAnyDevice;
+    if (device_ == Allocation::kAnyDevice && driver_.cuCtxGetDevice_(&current) == CUDA_SUCCESS) device_ = current;
+    return allocation.device != device_;
+  }
+
   bool extent_is_known(const Allocation& allocation) const {
     if (allocation.kind == MemoryKind::block) return true;
     return (allocation.flags & kAllocationArena) == 0;
@@ -165,6 +223,7 @@ class Row {
   const CallPlace& place_;
   const Settings& settings_;
   LaunchPacket* packet_ = nullptr;
+  int device_ = Allocation::kAnyDevice;  // of the current context, once asked
 
  public:
   uint32_t first_sharing_ = 0;  // buffers before this one were digested at another time
@@ -203,7 +262,7 @@ constinit LaunchRecorder launch_recorder;
 // ---- Kernels
 
 void LaunchRecorder::before_kernel(const Token& token, const CallPlace& place, const KernelCall& call) {
-  drop_begun();
+  drop_begun(token);
   const CudaDriver* driver = find_cuda_driver(token);
   const KernelFacts* facts = driver ? kernel_facts(token, *driver, recorder.names(), call.function) : nullptr;
   if (!facts || is_nccls(*facts)) return;
@@ -215,15 +274,15 @@ void LaunchRecorder::before_kernel(const Token& token, const CallPlace& place, c
   add_pointers(row, block, count, kBufferBefore | (settings_->inputs ? 0 : kBufferNoDigest), false);
   if (settings_->inputs) row.take_digests(0, capture_of(*driver, place.stream));
   retry_save(token, *driver, place, row.packet());
-  begun_packet = row.give();
+  begin(row.give(), place);
 }
 
 void LaunchRecorder::after_kernel(const Token& token, const CallPlace& place, const KernelCall& call, bool succeeded) {
-  LaunchPacket* begun = begun_packet;
-  begun_packet = nullptr;
+  LaunchPacket* begun = take_begun(token, place);
   const CudaDriver* driver = find_cuda_driver(token);
   const KernelFacts* facts = driver && succeeded ? kernel_facts(token, *driver, recorder.names(), call.function) : nullptr;
-  if (!facts) return drop(begun);
+  if (!facts && succeeded) recorder.lose_row(Loss::names_full);
+  if (!facts) return drop(token, begun);
   const bool nccls = is_nccls(*facts);
   const bool skip_params = nccls && nccl_seen_by_symbol();
   if (nccls && !skip_params) recorder.limit(Limit::nccl_unseen);
@@ -296,7 +355,7 @@ uint64_t within(const Allocation& allocation, uint64_t address, uint64_t bytes) 
 }  // namespace
 
 void LaunchRecorder::before_copy(const Token& token, const CallPlace& place, const CopyCall& call) {
-  drop_begun();
+  drop_begun(token);
   const CudaDriver* driver = find_cuda_driver(token);
   Allocation source, target;
   if (!driver || call.bytes == 0 || call.rows == 0 || inside_nccl() || !on_device(*driver, call.source, &source)) return;
@@ -309,19 +368,24 @@ void LaunchRecorder::before_copy(const Token& token, const CallPlace& place, con
   if (PacketBuffer* buffer = row.add_buffer(kPlaceSource, call.source, source, whole, bytes)) {
     buffer->row.flags |= kBufferRead;
     if (settings_->sequence && to_device) buffer->row.flags |= kBufferNoDigest;
+    if (!whole && call.rows > 1 && call.source_pitch > call.bytes && bytes == span_of(call.bytes, call.source_pitch, call.rows)) {
+      buffer->row_bytes = call.bytes;  // what lies between the rows is not copied
+      buffer->pitch = call.source_pitch;
+    }
   }
   mark_seen(source);
   row.take_digests(0, capture_of(*driver, place.stream));
-  begun_packet = row.give();
+  begin(row.give(), place);
 }
 
 void LaunchRecorder::after_copy(const Token& token, const CallPlace& place, const CopyCall& call, bool succeeded) {
-  LaunchPacket* begun = begun_packet;
-  begun_packet = nullptr;
+  LaunchPacket* begun = take_begun(token, place);
   const CudaDriver* driver = find_cuda_driver(token);
-  Allocation target;
+  Allocation source, target;
   const bool to_device = driver && on_device(*driver, call.target, &target);
-  if (!succeeded || (!begun && !to_device) || call.bytes == 0 || call.rows == 0 || inside_nccl()) return drop(begun);
+  const bool from_device = driver && on_device(*driver, call.source, &source);
+  const bool nothing = (!from_device && !to_device) || call.bytes == 0 || call.rows == 0;
+  if (!succeeded || nothing || inside_nccl()) return drop(token, begun);
   Row row(token, *driver, place, *settings_);
   if (begun) row.adopt(begun);
   else if (!row.take(1)) return;
@@ -329,11 +393,11 @@ void LaunchRecorder::after_copy(const Token& token, const CallPlace& place, cons
   LaunchRow& described = row.packet().row;
   row.describe(LaunchKind::copy, recorder.names().name(call.name));
   described.bytes = call.bytes * call.rows;
-  if (!begun) described.flags |= kLaunchFromHost;
+  if (!from_device) described.flags |= kLaunchFromHost;
   if (!to_device) described.flags |= kLaunchToHost;
   if (to_device) {
     const uint64_t bytes = within(target, call.target, span_of(call.bytes, call.target_pitch, call.rows));
-    if (!begun && call.rows == 1 && holds_addresses(*driver, call.source, bytes)) {
+    if (!from_device && call.rows == 1 && holds_addresses(*driver, call.source, bytes)) {
       memory.table_of(target).mark(target.start, kAllocationAddresses);
       target.flags |= kAllocationAddresses;
     }
@@ -343,14 +407,8 @@ void LaunchRecorder::after_copy(const Token& token, const CallPlace& place, cons
     }
     mark_seen(target);
   }
-  row.finish(first);
-  if (!call.returns_done) return;
-  // The host has waited for the copy, and may have its target changed at once: it must wait for the digest as well.
-  if (to_device && !settings_->sequence && driver->cuStreamSynchronize_) {
-    const RelaxedCapture relaxed(*driver);
-    driver->cuStreamSynchronize_(place.stream);
-  }
-  note(token, place, LaunchKind::synchronize, 0);
+  row.finish(first, call.returns_done);
+  if (call.returns_done) note(token, place, LaunchKind::synchronize, 0);
 }
 
 void LaunchRecorder::after_set(const Token& token, const CallPlace& place, const SetCall& call) {
@@ -382,6 +440,7 @@ void LaunchRecorder::before_capture(const Token& token, const CallPlace& place) 
   int error = 0;
   CudaContext* context = driver ? recorder.digest_context(token, place.context, &error) : nullptr;
   if (!context) return recorder.lose_row(Loss::cuda_setup, error);
+  stream_numbers.stream(*driver, place.context, place.stream, place.per_thread);  // once it is captured it is too late to ask
   const RelaxedCapture relaxed(*driver);
   const CUresult result = context->graph_results().prepare(*driver, settings_->ring_slots);
   if (result != CUDA_SUCCESS) recorder.lose_row(Loss::graph_setup, static_cast<int>(result));
@@ -411,6 +470,7 @@ void LaunchRecorder::after_graph_launch(const Token& token, const CallPlace& pla
   packet.row.object = launch.ordinal;
   if (!launch.graph || launch.partial) packet.row.flags |= kLaunchParamsUnread;
   packet.graph = launch.graph;
+  if (launch.graph) packet.rows = 1 + static_cast<uint32_t>(launch.graph->row_count());
   packet.replay = launch.replay;
   packet.discard = !wanted;
   recorder.publish_row(token, row_place, row.give());
@@ -449,7 +509,7 @@ LaunchPacket* LaunchRecorder::record_row(const Token& token, const CallPlace& pl
   const auto address = reinterpret_cast<uint64_t>(data);
   if (!driver || !find_allocation(*driver, address, &allocation)) return nullptr;
   Row row(token, *driver, place, *settings_);
-  if (!row.take(1)) return nullptr;
+  if (!row.take(1, false)) return nullptr;  // the record holds its place in the ring
   row.describe(LaunchKind::record, recorder.names().name(""));
   PacketBuffer* buffer = row.add_buffer(kPlaceSource, address, allocation, false, within(allocation, address, bytes));
   if (buffer) buffer->row.flags |= kBufferNoDigest;  // the record's own digest takes its place

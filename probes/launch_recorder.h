@@ -21,6 +21,7 @@ struct CallPlace {
   CUcontext context = nullptr;
   CUstream stream = nullptr;
   bool per_thread = false;  // a null stream is the thread's own
+  uint32_t correlation = 0;  // of the call
 };
 
 struct KernelCall {

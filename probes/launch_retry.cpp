@@ -1,5 +1,6 @@
 #include "probes/launch_retry.h"
 
+#include <cstdio>
 #include <cstring>
 
 #include "probes/cuda_digest.h"
@@ -37,9 +38,21 @@ bool is_the_one(const Settings& settings) {
 }
 
 void give_up(const char* why, int error) {
-  say("the launch %lld:%llu was not repeated: %s (CUDA error %d)", static_cast<long long>(launch_recorder.settings().retry_step),
-      static_cast<unsigned long long>(launch_recorder.settings().retry_index), why, error);
+  char cause[40] = "";
+  if (error != 0) snprintf(cause, sizeof(cause), " (CUDA error %d)", error);
+  say("the launch %lld:%llu was not repeated: %s%s", static_cast<long long>(launch_recorder.settings().retry_step),
+      static_cast<unsigned long long>(launch_recorder.settings().retry_index), why, cause);
   recorder.limit(Limit::retry_failed);
+}
+
+// Why the launch may write more than its buffers, so that what it left could not be undone; nullptr: it does not seem to.
+const char* reach_beyond(const LaunchPacket& packet) {
+  for (uint32_t i = 0; i < packet.row.buffers; ++i) {
+    const uint8_t flags = packet.buffers[i].row.flags;
+    if (flags & kBufferAddresses) return "it was handed a table of device addresses, and what lies behind them cannot be saved";
+    if (flags & kBufferWindow) return "it was handed a buffer whose extent is not known, so that it cannot be saved whole";
+  }
+  return nullptr;
 }
 
 void free_copies(const CudaDriver& driver) {
@@ -98,6 +111,7 @@ bool note_repetition(const Token& token, const CudaDriver& driver, const CallPla
 void retry_save(const Token&, const CudaDriver& driver, const CallPlace& place, const LaunchPacket& packet) {
   if (launch_recorder.settings().retry == 0 || !is_the_one(launch_recorder.settings()) || suspect.taken.exchange(true)) return;
   if (!driver.cuMemcpyDtoDAsync_ || !driver.cuStreamSynchronize_ || !driver.cuMemFree_) return give_up("an old driver", 0);
+  if (const char* beyond = reach_beyond(packet)) return give_up(beyond, 0);
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   driver.cuStreamIsCapturing_(place.stream, &status);
   if (status != CU_STREAM_CAPTURE_STATUS_NONE) return give_up("it is part of a CUDA graph", 0);

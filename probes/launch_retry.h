@@ -1,5 +1,6 @@
 // The self-test of one suspect launch (FORKPOINT_RETRY, FORKPOINT_LAUNCH): its buffers are saved before it, it is run again N
-// times from them, and the buffers are then left as its first run left them. Any thread; one launch a process.
+// times from them, and the buffers are then left as its first run left them. Any thread; one launch a process. A launch that
+// writes what could not be saved (behind a table of addresses, or past a window) is not repeated: Limit::retry_failed.
 #pragma once
 
 #include "probes/launch_packet.h"

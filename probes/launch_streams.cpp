@@ -36,7 +36,11 @@ StreamFacts StreamNumbers::stream(const CudaDriver& driver, CUcontext context, C
   if (known == 0) {
     uint8_t flags = legacy ? kLaunchLegacyStream : 0;
     unsigned int created_with = 0;
-    if (!legacy && driver.cuStreamGetFlags_ && driver.cuStreamGetFlags_(stream, &created_with) == CUDA_SUCCESS &&
+    // Not of a stream that is being captured: the question breaks the capture.
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    const bool may_ask = !legacy && driver.cuStreamIsCapturing_(stream, &status) == CUDA_SUCCESS &&
+                         status == CU_STREAM_CAPTURE_STATUS_NONE;
+    if (may_ask && driver.cuStreamGetFlags_ && driver.cuStreamGetFlags_(stream, &created_with) == CUDA_SUCCESS &&
         (created_with & CU_STREAM_NON_BLOCKING)) {
       flags = kLaunchNonBlocking;
     }

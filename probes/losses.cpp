@@ -122,7 +122,7 @@ CoverageLimit coverage_limit(Limit limit) {
               "a window of 256 KiB from the pointer on was hashed"};
     case Limit::params:
       return {"kernels whose parameters the driver does not describe", "the buffers that they were handed were not seen"};
-    case Limit::arrays: return {"copies from and to CUDA arrays", "they were not hashed"};
+    case Limit::arrays: return {"copies from and to CUDA arrays, and of three dimensions", "they were not hashed"};
     case Limit::cupti_taken:
       return {"kernel launches were not recorded: another tool holds CUPTI", "run without that profiler"};
     case Limit::cupti_absent:
@@ -137,6 +137,11 @@ CoverageLimit coverage_limit(Limit limit) {
     case Limit::nvtx_names:
       return {"more than 12,000 distinct names of NVTX ranges", "ranges of further names are not part of a layer's path"};
     case Limit::retry_failed: return {"the launch to be repeated could not be", "the reason is on the job's stderr"};
+    case Limit::stream_values:
+      return {"values that streams write to memory or wait for there (cuStreamWriteValue, cuStreamWaitValue, cuStreamBatchMemOp)",
+              "what they wrote and which work they ordered was not seen"};
+    case Limit::peers:
+      return {"memory of another device that a launch was handed", "it was not hashed there"};
     case Limit::rounded_extents:
       return {"blocks of PyTorch's caching allocator are larger than their tensors",
               "what lies behind a tensor in its block was hashed with it"};

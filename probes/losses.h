@@ -54,8 +54,9 @@ enum class Limit : uint8_t {
   graph_replay, launch_level, scope_depth, after_last_step, implied_end,
   // Of the launch level.
   graph_unseen, graph_partial, graph_conditional, extents, params, arrays, cupti_taken, cupti_absent, cupti_refused,
-  nccl_unseen, retry_failed, globals, rounded_extents,
+  nccl_unseen, retry_failed, globals, rounded_extents, peers,
   nvtx_taken, nvtx_names,
+  stream_values,
   count_
 };
 CoverageLimit coverage_limit(Limit limit);

@@ -9,6 +9,7 @@
 #include <new>
 
 #include "probes/entry.h"
+#include "probes/launch_level.h"
 #include "probes/nccl_hooks.h"
 #include "probes/nvtx_ranges.h"
 #include "probes/nvtx_types.h"
@@ -27,6 +28,7 @@ void enter(Body body) {
   const Guard guard;
   if (!guard.entered()) return;  // a range of a library that we call
   try {
+    launch_level_outside_callbacks(guard.token());
     body(guard.token());
   } catch (const std::exception& error) {
     recorder.refuse_broken(error.what());

@@ -2,6 +2,7 @@
 // several domains may cross, then a range that was left stays part of the path until those opened after it are left.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <string_view>
 
@@ -20,11 +21,24 @@ struct RangeName {
   static void discard(RangeName* name);
 };
 
+// A name without the number at its end, and how many numbers it was seen with.
+struct RangeStem {
+  uint64_t hash;
+  std::atomic<uint32_t> numbers;
+  const RangeName* name;  // "#" for the number; nullptr: no memory
+  uint32_t length;
+  char text[1];
+
+  bool equals(std::string_view other) const { return other == std::string_view(text, length); }
+  static RangeStem* make(uint64_t hash, std::string_view key);
+  static void discard(RangeStem* stem);
+};
+
 struct NvtxDomain {
   bool is_nccls;  // NCCL marks its own calls
 };
 
-// Without what changes from call to call. nullptr: too many distinct ones (a coverage limit says so), or no memory.
+// Without what changes from call to call (nvtx_hooks.h has the rule for numbers). nullptr: too many distinct ones (a coverage limit says so), or no memory.
 const RangeName* range_name(const Token& token, std::string_view text);
 
 // name may be nullptr. domain: nullptr is the default one.

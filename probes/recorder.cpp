@@ -392,8 +392,13 @@ bool Recorder::claim_row(const Token& token, RowPlace* place) {
   return false;
 }
 
+bool Recorder::await_writer(const Token& token) {
+  Session* session = session_if_running();
+  return session && session->await_progress(token);
+}
+
 void Recorder::publish_row(const Token& token, const RowPlace& place, LaunchPacket* packet) {
-  next_row_.fetch_add(1, std::memory_order_relaxed);
+  if (!packet->discard) next_row_.fetch_add(packet->rows, std::memory_order_relaxed);
   packet->row.micro_step = micro_step_.load(std::memory_order_relaxed);
   Event& event = *place.claim.event;
   event.kind = EventKind::launch;

@@ -66,6 +66,8 @@ class Recorder {
   // A place for a row; false: it is lost (counted). Then publish_row must follow, which takes the packet.
   bool claim_row(const Token& token, RowPlace* place);
   void publish_row(const Token& token, const RowPlace& place, LaunchPacket* packet);
+  // Waits, bounded, until the writer has got on: what it holds is given back by then. false: it has not.
+  bool await_writer(const Token& token);
   // REQUIRES: names().create() was true. nullptr when there are too many.
   const SiteEntry* launch_site(const Token& token, const Name* kernel);
   void lose_row(Loss loss, int error = 0) { lose(loss, error); }

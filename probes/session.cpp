@@ -95,6 +95,24 @@ bool Session::claim(const Token&, Ring::Claim* claim) {
   return claimed;
 }
 
+bool Session::await_progress(const Token&) {
+  const uint64_t popped = ring_.popped();
+  if (stalled_at_.load(std::memory_order_relaxed) == popped || !owned_by_this_process()) return false;
+  const int64_t deadline_ns = now_ns() + start_.settings->ring_wait_ms * kMillisecond;
+  waiters_.fetch_add(1);
+  while (!ended_.load(std::memory_order_acquire) && ring_.popped() == popped) {
+    const uint32_t moved = moved_.load();
+    const int64_t left_ns = deadline_ns - now_ns();
+    if (left_ns <= 0) break;
+    kick();
+    futex_wait(moved_, moved, std::min(left_ns, kMillisecond));
+  }
+  waiters_.fetch_sub(1);
+  if (ring_.popped() != popped) return true;
+  stalled_at_.store(popped, std::memory_order_relaxed);
+  return false;
+}
+
 void Session::kick() {
   wake_.fetch_add(1);
   futex_wake(wake_);
@@ -245,7 +263,7 @@ void Session::handle(Event& event) {
       break;
     case EventKind::device_record:
       if (await_device(event)) appender_->add(event);
-      else if (event.packet) return_launch_packet(event.packet);
+      if (event.packet) return_launch_packet(event.packet);
       break;
     case EventKind::launch: handle_launch(*event.packet); break;
     case EventKind::record: appender_->add(event); break;

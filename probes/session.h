@@ -22,7 +22,8 @@
 
 namespace forkpoint {
 
-struct GraphTemplate;
+struct BufferRow;
+struct GraphRow;
 struct LaunchPacket;
 struct RawDigest;
 
@@ -53,6 +54,8 @@ class Session {
   // A place for the next event. Waits for one at most FORKPOINT_RING_WAIT_MS, and not at all while the writer has made no
   // progress since the last wait that was in vain. false: none.
   bool claim(const Token& token, Ring::Claim* claim);
+  // Waits until the writer has handled one event more, as claim() waits for a place. false: it has not.
+  bool await_progress(const Token& token);
   void publish(const Token&, const Ring::Claim& claim) { ring_.publish(claim); }
   // Has the writer look at once (a step has ended).
   void kick();
@@ -80,8 +83,11 @@ class Session {
   bool await_device(Event& event);
   DevicePoll await_slot(DeviceSlot& slot, DigestResult* result);
   void handle_launch(LaunchPacket& packet);
+  bool await_launch(LaunchPacket& packet, BufferRow* rows);
   void handle_graph_rows(const LaunchPacket& launched);
-  bool await_graph_digest(GraphTemplate& graph, uint32_t node, uint32_t replay, RawDigest* digest);
+  void handle_graph_row(const LaunchPacket& launched, size_t part, const GraphRow& node, Loss* lost);
+  bool take_graph_digest(const LaunchPacket& launched, size_t part, uint32_t node, BufferRow* row, Loss* lost);
+  bool await_graph_digest(const LaunchPacket& launched, size_t part, uint32_t node, RawDigest* digest, Loss* lost);
   void wait_a_little(int64_t* pause_ns);
   bool drop_unpublished();
   void maintain();

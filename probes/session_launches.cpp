@@ -14,9 +14,10 @@ namespace forkpoint {
 namespace {
 
 constexpr int64_t kMillisecond = 1'000'000;
-// How long a replay may take to bring a digest when the ring has moved on, or has been full.
+// How long a replay may take to bring a digest when nothing says that it is lost, and when results have been.
 constexpr int64_t kReplayPatience = 60'000 * kMillisecond;
 constexpr int64_t kDroppedPatience = 500 * kMillisecond;
+constexpr int64_t kLookAgain = 1 * kMillisecond;
 
 void no_digest(BufferRow& row) { row.flags |= kBufferNoDigest; }
 
@@ -25,29 +26,34 @@ void no_digest(BufferRow& row) { row.flags |= kBufferNoDigest; }
 void return_launch_packet(LaunchPacket* packet) { return_packet(packet); }
 void drain_graph_digests() { CudaContext::drain_graph_results(); }
 
-void Session::handle_launch(LaunchPacket& packet) {
-  if (packet.site && !packet.discard) {
-    BufferRow rows[kMostBuffers];
-    bool lost = false;
-    for (uint32_t i = 0; i < packet.row.buffers; ++i) {
-      PacketBuffer& buffer = packet.buffers[i];
-      if (buffer.slot) {
-        DigestResult result;
-        const bool ready = await_slot(*buffer.slot, &result) == DevicePoll::ready;
-        if (ready) buffer.row.digest = result.digest;
-        else no_digest(buffer.row);
-        lost = lost || !ready;
-      } else if (buffer.same_as >= 0) {
-        const BufferRow& same = packet.buffers[buffer.same_as].row;
-        buffer.row.digest = same.digest;
-        if (same.flags & kBufferNoDigest) no_digest(buffer.row);
-      }
-      rows[i] = buffer.row;
+// Also where no row comes of it: what the device has been told to write must be taken before its place is used again.
+bool Session::await_launch(LaunchPacket& packet, BufferRow* rows) {
+  bool whole = true;
+  for (uint32_t i = 0; i < packet.row.buffers; ++i) {
+    PacketBuffer& buffer = packet.buffers[i];
+    if (buffer.slot) {
+      DigestResult result;
+      const bool ready = await_slot(*buffer.slot, &result) == DevicePoll::ready;
+      if (ready) buffer.row.digest = result.digest;
+      else no_digest(buffer.row);
+      whole = whole && ready;
+    } else if (buffer.same_as >= 0) {
+      const BufferRow& same = packet.buffers[buffer.same_as].row;
+      buffer.row.digest = same.digest;
+      if (same.flags & kBufferNoDigest) no_digest(buffer.row);
     }
-    if (lost) start_.losses->add(Loss::launch_arrival, appender_->step());
-    appender_->add_launch(packet.row, *packet.site, rows);
-  } else if (!packet.site) {
-    start_.losses->add(Loss::names_full, appender_->step());
+    rows[i] = buffer.row;
+  }
+  return whole;
+}
+
+void Session::handle_launch(LaunchPacket& packet) {
+  BufferRow rows[kMostBuffers];
+  const bool whole = await_launch(packet, rows);
+  if (!packet.discard) {
+    if (!whole) start_.losses->add(Loss::launch_arrival, appender_->step());
+    if (packet.site) appender_->add_launch(packet.row, *packet.site, rows);
+    else start_.losses->add(Loss::names_full, appender_->step());
   }
   if (packet.graph) {
     handle_graph_rows(packet);
@@ -58,50 +64,89 @@ void Session::handle_launch(LaunchPacket& packet) {
 
 // The rows of a replayed graph's nodes, in the order in which they were captured.
 void Session::handle_graph_rows(const LaunchPacket& launched) {
-  GraphTemplate& graph = *launched.graph;
-  std::vector<BufferRow> rows;
-  bool lost = false;
-  for (const GraphRow& node : graph.rows) {
-    rows.clear();
-    for (const PacketBuffer& buffer : node.buffers) {
-      BufferRow row = buffer.row;
-      RawDigest raw;
-      if (buffer.same_as >= 0) {
-        row.digest = rows[static_cast<size_t>(buffer.same_as)].digest;
-        row.flags |= rows[static_cast<size_t>(buffer.same_as)].flags & kBufferNoDigest;
-      } else if (buffer.node != 0 && !lost && await_graph_digest(graph, buffer.node, launched.replay, &raw)) {
-        row.digest = raw.digest;
-      } else if (buffer.node != 0) {
-        lost = true;  // and not waited for any more in this replay
-        no_digest(row);
-      }
-      row.flags = static_cast<uint8_t>(row.flags & ~kBufferFresh);  // of the capture, not of a replay
-      rows.push_back(row);
-    }
-    if (launched.discard || !node.site) continue;
-    LaunchRow row = node.row;
-    row.stream = launched.row.stream;
-    row.micro_step = launched.row.micro_step;
-    row.flags = static_cast<uint8_t>(row.flags | kLaunchInGraph | (launched.row.flags & (kLaunchLegacyStream | kLaunchNonBlocking)));
-    appender_->add_launch(row, *node.site, rows.data());
+  Loss lost = Loss::count_;
+  for (size_t part = 0; part < launched.graph->parts.size(); ++part) {
+    for (const GraphRow& node : launched.graph->parts[part].captured->rows) handle_graph_row(launched, part, node, &lost);
   }
-  if (lost) start_.losses->add(Loss::graph_dropped, appender_->step());
+  if (lost != Loss::count_) start_.losses->add(lost, appender_->step());
 }
 
-bool Session::await_graph_digest(GraphTemplate& graph, uint32_t node, uint32_t replay, RawDigest* digest) {
-  if (!graph.context) return false;
-  GraphResults& results = graph.context->graph_results();
+void Session::handle_graph_row(const LaunchPacket& launched, size_t part, const GraphRow& node, Loss* lost) {
+  std::vector<BufferRow> rows;
+  rows.reserve(node.buffers.size());
+  for (const PacketBuffer& buffer : node.buffers) {
+    BufferRow row = buffer.row;
+    if (buffer.same_as >= 0) {
+      row.digest = rows[static_cast<size_t>(buffer.same_as)].digest;
+      row.flags |= rows[static_cast<size_t>(buffer.same_as)].flags & kBufferNoDigest;
+    } else if (buffer.node != 0 && !take_graph_digest(launched, part, buffer.node, &row, lost)) {
+      no_digest(row);
+    }
+    row.flags = static_cast<uint8_t>(row.flags & ~kBufferFresh);  // of the capture, not of a replay
+    rows.push_back(row);
+  }
+  if (launched.discard || !node.site) return;
+  LaunchRow row = node.row;
+  row.stream = launched.row.stream;
+  row.micro_step = launched.row.micro_step;
+  row.flags = static_cast<uint8_t>(row.flags | kLaunchInGraph | (launched.row.flags & (kLaunchLegacyStream | kLaunchNonBlocking)));
+  appender_->add_launch(row, *node.site, rows.data());
+}
+
+// lost: the reason, once one was; then no more are waited for in this replay.
+bool Session::take_graph_digest(const LaunchPacket& launched, size_t part, uint32_t node, BufferRow* row, Loss* lost) {
+  const GraphTemplate& graph = *launched.graph;
+  CapturedRows& captured = *graph.parts[part].captured;
+  if (!captured.context) return false;
+  GraphResults& results = captured.context->graph_results();
+  if (captured.shared.load()) {
+    results.ignore(node);
+    return false;
+  }
+  RawDigest raw;
+  const uint32_t run = graph.parts[part].first_run + launched.replay;
+  if (*lost != Loss::count_) {
+    if (!results.take(node, run, &raw)) return false;
+  } else if (!await_graph_digest(launched, part, node, &raw, lost)) {
+    return false;
+  }
+  // Asked last: while nobody shared the node, what had arrived was its own.
+  if (captured.shared.load()) return false;
+  row->digest = raw.digest;
+  return true;
+}
+
+bool Session::await_graph_digest(const LaunchPacket& launched, size_t part, uint32_t node, RawDigest* digest, Loss* lost) {
+  const GraphTemplate& graph = *launched.graph;
+  CapturedRows& captured = *graph.parts[part].captured;
+  GraphResults& results = captured.context->graph_results();
+  const uint32_t run = graph.parts[part].first_run + launched.replay;
   int64_t pause_ns = 5'000;
+  int64_t look_ns = kLookAgain;
   const int64_t begun = now_ns();
-  for (;;) {
-    if (results.take(node, replay, digest)) return true;
+  while (!captured.shared.load()) {
+    if (results.take(node, run, digest)) return true;
     results.drain();
-    if (results.take(node, replay, digest)) return true;
+    if (results.take(node, run, digest)) return true;
     const int64_t waited = now_ns() - begun;
-    if (waited > kReplayPatience || (results.dropped() > 0 && waited > kDroppedPatience)) return false;
-    if (graph.context->gone() || (stopping() && now_ns() > stop_deadline_ns_.load())) return false;
+    const bool look = waited >= look_ns;
+    if (look) look_ns = waited + kLookAgain;
+    // What is behind was drained before it was looked for, so what came before that was too.
+    if ((look && graph.is_behind(launched.replay)) || (results.dropped() > 0 && waited > kDroppedPatience)) {
+      if (results.take(node, run, digest)) return true;
+      *lost = results.dropped() > 0 ? Loss::graph_dropped : Loss::internal;
+    } else if (captured.context->gone()) {
+      *lost = Loss::device_gone;
+    } else if (stopping() && now_ns() > stop_deadline_ns_.load()) {
+      *lost = Loss::launch_arrival;
+    } else if (waited > kReplayPatience) {
+      captured.shared.store(true);  // whatever it is, it is not waited for again
+      *lost = Loss::internal;
+    }
+    if (*lost != Loss::count_) return false;
     wait_a_little(&pause_ns);
   }
+  return false;
 }
 
 }  // namespace forkpoint

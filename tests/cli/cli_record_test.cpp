@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "lib/run.h"
@@ -146,6 +147,29 @@ TEST_CASE("mistakes on record's own command line are 125, since 1 and 2 could be
   }
   const ProgramResult inputs = run_forkpoint({"record", "--inputs", "--", "true"});
   CHECK(contains(inputs.err, "--inputs needs --level launch, and the level is step"));
+}
+
+TEST_CASE("--certify gives both runs the same stdin, from where it stands in its file") {
+  const TemporaryFolder folder;
+  std::ofstream(folder / "input") << "first\nsecond\n";
+  run_shell("{ read line; \"$FORKPOINT\" record -o run --level launch --certify -- sh -c 'echo \"($(cat))\" >> seen'; } < input",
+            {.directory = folder.path()});
+  std::ifstream seen(folder / "seen");
+  CHECK(std::string(std::istreambuf_iterator<char>(seen), {}) == "(second)\n(second)\n");
+}
+
+TEST_CASE("--certify refuses a pipe with data, which only one of its two runs could read") {
+  const TemporaryFolder folder;
+  const ProgramResult result = run_shell(
+      "echo data | \"$FORKPOINT\" record -o run --level launch --certify -- sh -c 'cat >> seen'", {.directory = folder.path()});
+  CHECK(result.status == 125);
+  CHECK(contains(result.err, "--certify runs the command twice, and its stdin is a pipe"));
+  CHECK_FALSE(fs::exists(folder / "seen"));
+  CHECK_FALSE(fs::exists(folder / "run-unhashed"));
+  run_shell(": | \"$FORKPOINT\" record -o run --level launch --certify -- sh -c 'echo \"($(cat))\" >> seen'",
+            {.directory = folder.path()});
+  std::ifstream seen(folder / "seen");
+  CHECK(std::string(std::istreambuf_iterator<char>(seen), {}) == "()\n()\n");
 }
 
 TEST_CASE("options after `--` are the command's") {

@@ -170,6 +170,12 @@ FAKE_TWINS(cuStreamSynchronize, _ptsz, synchronize(find_stream(stream, per_threa
 FAKE_TWINS(cuStreamQuery, _ptsz, query(find_stream(stream, per_thread)), (CUstream stream), stream)
 FAKE_TWINS(cuStreamWaitEvent, _ptsz, wait_event(find_stream(stream, per_thread), event),
            (CUstream stream, CUevent event, unsigned int flags), stream, event, flags)
+FAKE cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned int flags) {
+  FAKE_TRACE(cuStreamWriteValue32_v2, stream, address, value, flags);
+  const CUresult result = synchronize(find_stream(stream, false));
+  if (result == CUDA_SUCCESS) *reinterpret_cast<cuuint32_t*>(address) = value;
+  return traced.end(result);
+}
 FAKE cuStreamGetFlags(CUstream stream, unsigned int* flags) {
   const CUstream known = find_stream(stream, false);
   if (!known) return CUDA_ERROR_INVALID_HANDLE;

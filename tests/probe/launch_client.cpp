@@ -1,5 +1,6 @@
 // Programs that launch kernels and know nothing of the probe, on the fake libcuda: launch_client LIBCUDA SCENARIO.
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -266,6 +267,172 @@ void many(Gpu& gpu) {
   }
 }
 
+// A module that comes and goes with each launch; the last hundred may do something else.
+void modules(Gpu& gpu) {
+  gpu.kernel("scale", scale);
+  const char* last = std::getenv("LAST");
+  float* in = gpu.make<float>(ramp(kCount));
+  for (int i = 0; i < 50'000; ++i) {
+    CUmodule module = nullptr;
+    CUfunction function = nullptr;
+    GPU_OK(gpu.driver().cuModuleLoadData_(&module, kFakeImage));
+    GPU_OK(gpu.driver().cuModuleGetFunction_(&function, module, "scale"));
+    float by = last && i >= 49'900 ? std::strtof(last, nullptr) : 1.0f;
+    int count = 4;
+    void* params[] = {&in, &in, &by, &count};
+    GPU_OK(gpu.driver().cuLaunchKernel_(function, 1, 1, 1, 32, 1, 1, 0, nullptr, params, nullptr));
+    GPU_OK(gpu.driver().cuModuleUnload_(module));
+  }
+  gpu.synchronize();
+}
+
+// Ten rows of 400 bytes, 512 apart; what lies between them is never written.
+void pitched(Gpu& gpu) {
+  const auto fill = gpu.kernel("fill", +[](float* out) {
+    for (int row = 0; row < 10; ++row) {
+      for (int i = 0; i < 100; ++i) out[row * 128 + i] = static_cast<float>(row + i);
+    }
+  });
+  float* memory = gpu.allocate<float>(128 * 10);
+  gpu.launch(fill, nullptr, memory);
+  std::vector<float> host(1000);
+  CUDA_MEMCPY2D copy = {};
+  copy.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+  copy.srcDevice = Gpu::address(memory);
+  copy.srcPitch = 512;
+  copy.dstMemoryType = CU_MEMORYTYPE_HOST;
+  copy.dstHost = host.data();
+  copy.dstPitch = copy.WidthInBytes = 400;
+  copy.Height = 10;
+  GPU_OK(gpu.driver().cuMemcpy2DAsync_(&copy, nullptr));
+  gpu.synchronize();
+  print(host);
+}
+
+void record_output(float* data) {
+  const int64_t shape = kCount;
+  forkpoint_tensor_desc desc = {};
+  desc.struct_size = sizeof(desc);
+  desc.name = "output";
+  desc.role = FORKPOINT_ROLE_OUTPUT;
+  desc.dtype = FORKPOINT_F32;
+  desc.ndim = 1;
+  desc.shape = &shape;
+  desc.data = data;
+  desc.device = FORKPOINT_CUDA;
+  forkpoint_tensor(&desc);
+}
+
+void many_records(Gpu& gpu) {
+  const auto kernel = gpu.kernel("scale", scale);
+  float* in = gpu.make<float>(ramp(kCount));
+  for (int step = 0; step < 100; ++step) {
+    forkpoint_step_begin(step);
+    for (int i = 0; i < 1000; ++i) record_output(in);
+    gpu.launch(kernel, nullptr, in, in, 1.0f, kCount);
+    forkpoint_step_end();
+  }
+  gpu.synchronize();
+}
+
+// A graph's launch, whose nodes are rows too, and then three kernels.
+void after_graph(Gpu& gpu) {
+  const auto add = gpu.kernel("add_one", +[](float* out, int count) { for (int i = 0; i < count; ++i) out[i] += 1; });
+  const Kernel<float*, const float*, float, int> kernels[] = {gpu.kernel("alpha", scale), gpu.kernel("beta", scale),
+                                                              gpu.kernel("gamma", scale)};
+  float* values = gpu.make<float>(ramp(kCount));
+  CUstream stream = gpu.stream();
+  CUgraphExec executable = gpu.capture(stream, [&] { gpu.launch(add, stream, values, kCount); });
+  forkpoint_step_begin(0);
+  gpu.replay(executable, stream);
+  for (const auto& kernel : kernels) gpu.launch(kernel, stream, values, values, 2.0f, kCount);
+  gpu.synchronize(stream);
+  forkpoint_step_end();
+}
+
+// A kernel that destroys the context: nothing finishes any more.
+void broken(Gpu& gpu) {
+  const auto kernel = gpu.kernel("scale", scale);
+  float* in = gpu.make<float>(ramp(kCount));
+  gpu.launch(kernel, nullptr, in, in, 1.0f, kCount);
+  gpu.find<decltype(fake_cuda_set_stuck)>("fake_cuda_set_stuck")(1);
+  gpu.launch(kernel, nullptr, in, in, 1.0f, kCount);
+  gpu.find<decltype(fake_cuda_set_launch_error)>("fake_cuda_set_launch_error")(CUDA_ERROR_ILLEGAL_ADDRESS);
+  float by = 1;
+  int count = kCount;
+  void* params[] = {&in, &in, &by, &count};
+  for (int i = 0; i < 3; ++i) {
+    std::printf("%d\n", gpu.driver().cuLaunchKernel_(kernel.function, 1, 1, 1, 32, 1, 1, 0, nullptr, params, nullptr));
+  }
+  std::fflush(stdout);
+  _exit(0);
+}
+
+// The entry points of programs whose default stream is a thread's own.
+void per_thread_capture(Gpu& gpu) {
+  const auto kernel = gpu.kernel("scale", scale);
+  float* in = gpu.make<float>(ramp(kCount));
+  void* cuda = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  if (!cuda) cuda = dlopen(std::getenv("LIBCUDA"), RTLD_NOW);
+  using Begin = CUresult (*)(CUstream, CUstreamCaptureMode);
+  using End = CUresult (*)(CUstream, CUgraph*);
+  using Launch = CUresult (*)(CUgraphExec, CUstream);
+  const auto begin = reinterpret_cast<Begin>(dlsym(cuda, "cuStreamBeginCapture_v2_ptsz"));
+  const auto end = reinterpret_cast<End>(dlsym(cuda, "cuStreamEndCapture_ptsz"));
+  const auto launch = reinterpret_cast<Launch>(dlsym(cuda, "cuGraphLaunch_ptsz"));
+  float by = 2;
+  int count = kCount;
+  void* params[] = {&in, &in, &by, &count};
+  CUgraph graph = nullptr;
+  CUgraphExec executable = nullptr;
+  GPU_OK(begin(nullptr, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+  GPU_OK(gpu.driver().cuLaunchKernel_ptsz_(kernel.function, 1, 1, 1, 32, 1, 1, 0, nullptr, params, nullptr));
+  GPU_OK(end(nullptr, &graph));
+  GPU_OK(gpu.driver().cuGraphInstantiate_(&executable, graph, 0));
+  GPU_OK(launch(executable, nullptr));
+  gpu.synchronize();
+}
+
+// Steps that are numbered anew in each epoch; memory goes where none of them is recorded.
+void epochs(Gpu& gpu) {
+  const auto kernel = gpu.kernel("scale", scale);
+  float* memory = gpu.allocate<float>(4 << 20);
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    for (int step = 0; step < 4; ++step) {
+      forkpoint_step_begin(step);
+      if (step == 1) gpu.launch(kernel, nullptr, memory, memory, 1.0f, 10);
+      gpu.synchronize();
+      if (epoch == 0 && step == 3) {
+        gpu.release(memory);
+        memory = gpu.allocate<float>(10);
+      }
+      forkpoint_step_end();
+    }
+  }
+}
+
+void failing_often(Gpu& gpu) {
+  const auto kernel = gpu.kernel("scale", scale);
+  float* in = gpu.make<float>(ramp(kCount));
+  const auto set_error = gpu.find<decltype(fake_cuda_set_kernel_error)>("fake_cuda_set_kernel_error");
+  set_error("scale", CUDA_ERROR_INVALID_VALUE);
+  float by = 1;
+  int count = kCount, failed = 0;
+  void* params[] = {&in, &in, &by, &count};
+  for (int i = 0; i < 10'000; ++i) {
+    failed += gpu.driver().cuLaunchKernel_(kernel.function, 1, 1, 1, 32, 1, 1, 0, nullptr, params, nullptr) != CUDA_SUCCESS;
+  }
+  set_error(nullptr, 0);
+  std::printf("%d\n", failed);
+  gpu.launch(kernel, nullptr, in, in, 1.0f, kCount);
+  gpu.synchronize();
+}
+
+void second_rank(Gpu& gpu) {
+  forkpoint_rank(1, 2);
+  plain(gpu);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -275,7 +442,9 @@ int main(int argc, char** argv) {
       {"reused", reused_address}, {"copies", copies},  {"ordered", ordered},      {"graph", graph},
       {"graph_by_hand", graph_by_hand}, {"table", address_table}, {"unstable", unstable}, {"steps", steps},
       {"blocks", blocks},       {"failing", failing},  {"many", many},
-      {"overwritten", overwritten}};
+      {"overwritten", overwritten}, {"modules", modules}, {"pitched", pitched}, {"many_records", many_records},
+      {"after_graph", after_graph}, {"broken", broken}, {"per_thread_capture", per_thread_capture}, {"epochs", epochs},
+      {"failing_often", failing_often}, {"second_rank", second_rank}};
   const auto scenario = scenarios.find(argv[2]);
   if (scenario == scenarios.end()) return 97;
   Gpu gpu(argv[1]);

@@ -115,12 +115,54 @@ void marks_then_own_steps() {
 void many_names() {
   forkpoint::Step step(0);
   for (int i = 0; i < 20'000; ++i) {
-    nvtxRangePushA(("range " + std::to_string(i)).c_str());
+    nvtxRangePushA(("range " + std::to_string(i) + " of many").c_str());
     nvtxRangePop();
   }
   nvtxRangePushA("one more");
   record("late");
   nvtxRangePop();
+}
+
+void pushed(const std::string& range, const char* tensor) {
+  nvtxRangePushA(range.c_str());
+  if (tensor) record(tensor);
+  nvtxRangePop();
+}
+
+// Names that count on and on, among those of a deep model's layers.
+void counting() {
+  {
+    forkpoint::Step step(0);
+    for (int i = 0; i < 20'000; ++i) {
+      const std::string number = std::to_string(i);
+      const bool last = i == 19'999;
+      pushed("iter " + number, i == 63 ? "64th" : i == 64 ? "65th" : last ? "iter" : nullptr);
+      pushed("step=" + number, last ? "equals" : nullptr);
+      pushed("batch #" + number, last ? "hash" : nullptr);
+      pushed("i:" + number, last ? "colon" : nullptr);
+      pushed("epoch (" + number + ")", last ? "brackets" : nullptr);
+      pushed("batch [" + number + "/20000]", last ? "of" : nullptr);
+      pushed("iter" + number, last ? "word" : nullptr);
+    }
+    pushed("iter 3", "early");
+    for (int i = 0; i < 200; ++i) {
+      const std::string number = std::to_string(i);
+      pushed("blocks." + number + ".attn", i == 199 ? "attn" : nullptr);
+      pushed("blocks." + number, i == 199 ? "block" : nullptr);
+      pushed("layer" + number, i == 199 ? "layer" : nullptr);
+      pushed("layers[" + number + "]", i == 199 ? "index" : nullptr);
+    }
+    pushed("one more", "late");
+  }
+}
+
+// A counting name that is a step mark.
+void counting_steps() {
+  for (int i = 0; i < 200; ++i) {
+    nvtxRangePushA(("turn " + std::to_string(i)).c_str());
+    record("in it");
+    nvtxRangePop();
+  }
 }
 
 void deep() {
@@ -145,7 +187,8 @@ int main(int argc, char** argv) {
   const std::map<std::string, std::function<void()>> scenarios = {
       {"nested", nested},         {"domains", domains},     {"with_layers", with_layers},
       {"steps", steps},           {"own_steps", own_steps}, {"marks_then_own_steps", marks_then_own_steps},
-      {"many_names", many_names}, {"deep", deep},           {"environment", show_environment}};
+      {"many_names", many_names}, {"deep", deep},           {"environment", show_environment},
+      {"counting", counting},     {"counting_steps", counting_steps}};
   const auto found = scenarios.find(argc > 1 ? argv[1] : "");
   if (found == scenarios.end()) return 98;
   found->second();

@@ -365,3 +365,90 @@ TEST_CASE("memory does not grow with the steps") {
   CHECK(launches.stream->gaps().empty());
   CHECK(launches.of(LaunchKind::kernel).size() == 60'000);
 }
+
+TEST_CASE("kernels of modules that come and go are never lost, however many there were") {
+  const Launches one = record("modules"), other = record("modules", {{"LAST", "2"}});
+  CHECK(one.of(LaunchKind::kernel).size() == 50'000);
+  CHECK(one.stream->gaps().empty());
+  CHECK(one.of(LaunchKind::kernel).back().params != other.of(LaunchKind::kernel).back().params);
+}
+
+TEST_CASE("a copy of rows is digested without what lies between them") {
+  const Launches one = record("pitched", {{"FAKE_CUDA_GARBAGE", "1"}}), other = record("pitched", {{"FAKE_CUDA_GARBAGE", "2"}});
+  CHECK(one.work(0).second[0].digest != other.work(0).second[0].digest);  // the gaps hold something else
+  const auto [copy, source] = one.work(1);
+  CHECK((copy.flags & kLaunchToHost) != 0);
+  std::vector<float> rows;
+  for (int row = 0; row < 10; ++row) {
+    for (int i = 0; i < 100; ++i) rows.push_back(static_cast<float>(row + i));
+  }
+  CHECK(source[0].digest == digest_of(rows));
+  CHECK(other.work(1).second[0].digest == source[0].digest);
+}
+
+TEST_CASE("a hundred thousand records leave their rows, and the launches after them as well") {
+  const Launches launches = record("many_records");
+  CHECK(launches.stream->gaps().empty());
+  CHECK(launches.of(LaunchKind::record).size() == 100'000);
+  CHECK(launches.of(LaunchKind::kernel).size() == 100);
+}
+
+TEST_CASE("behind a graph's launch the index of a row is still the one that the recording shows") {
+  const Launches shown = record("after_graph");
+  const LaunchColumns& step = shown.steps.back().second;
+  uint32_t index = 0;
+  while (shown.name_of(step.rows[index]) != "beta") ++index;
+  const Launches launches =
+      record("after_graph", {{"FORKPOINT_RETRY", "2"}, {"FORKPOINT_LAUNCH", "0:" + std::to_string(index)}});
+  const auto retries = launches.of(LaunchKind::retry);
+  REQUIRE(retries.size() == 2);
+  CHECK(retries[0].retry_of == index);
+  CHECK(launches.name_of(retries[0]) == "beta");
+}
+
+TEST_CASE("a context that a kernel has destroyed does not hold up the exit") {
+  const Launches launches = record("broken");
+  CHECK(launches.outcome.out == "700\n700\n700\n");
+  CHECK(launches.outcome.seconds < 4);
+  CHECK_FALSE(launches.stream->gaps().empty());
+}
+
+TEST_CASE("a thread's own default stream is not taken for everybody's") {
+  const Launches launches = record("per_thread_capture", {{"LIBCUDA", client_path("libcuda.so.1")}});
+  CHECK(launches.stream->gaps().empty());
+  CHECK(launches.of(LaunchKind::graph).size() == 1);
+  const auto kernels = launches.of(LaunchKind::kernel);
+  REQUIRE(kernels.size() == 1);
+  CHECK((kernels[0].flags & kLaunchInGraph) != 0);
+  CHECK((kernels[0].flags & kLaunchLegacyStream) == 0);
+  CHECK(launches.work(1).second[0].digest == digest_of(ramp(1000, 2)));
+}
+
+TEST_CASE("what was released while nobody watched is not hashed when watching begins again") {
+  const Launches launches = record("epochs", {{"FORKPOINT_STEPS", "0:2"}});
+  std::vector<uint64_t> sizes;
+  for (const auto& [step, columns] : launches.steps) {
+    if (!columns.buffers.empty()) sizes.push_back(columns.buffers[0].bytes);
+  }
+  CHECK(sizes == std::vector<uint64_t>{16 << 20, 40});
+}
+
+TEST_CASE("launches that the driver refuses, with digests before them, use nothing up") {
+  const Launches launches = record("failing_often", {{"FORKPOINT_INPUTS", "1"}, {"FORKPOINT_RING_SLOTS", "256"}});
+  CHECK(launches.outcome.out == "10000\n");
+  CHECK(launches.outcome.seconds < 5);
+  CHECK(launches.stream->gaps().empty());
+  CHECK(launches.of(LaunchKind::kernel).size() == 1);
+}
+
+TEST_CASE("a rank that the program tells is recorded if it is wanted, and not if it is not") {
+  const TempFolder folder;
+  const std::vector<std::string> command = {client_path("launch_client"), client_path("libcuda.so.1"), "second_rank"};
+  CHECK(run_program(command, at_launch_level(folder.run(), {{"FORKPOINT_RANKS", "1"}})).status == 0);
+  LaunchColumns launches;
+  open_stream(folder.run(), 1)->read_launches(0, &launches);
+  CHECK(launches.rows.size() > 4);
+  const TempFolder other;
+  CHECK(run_program(command, at_launch_level(other.run(), {{"FORKPOINT_RANKS", "0"}})).status == 0);
+  CHECK(run_program({"sh", "-c", "ls " + other.run() + "/*.fkp"}).status != 0);
+}

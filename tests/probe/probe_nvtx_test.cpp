@@ -111,6 +111,35 @@ TEST_CASE("too many names of ranges are a coverage limit, and cost no record") {
   CHECK(recorded.stream->gaps().empty());
 }
 
+TEST_CASE("a number that counts on at the end of a name makes no layers without end, and the layers of a deep model stay") {
+  const Recorded recorded("counting");
+  CHECK(recorded.layer_of("64th") == "iter 63");
+  CHECK(recorded.layer_of("65th") == "iter #");
+  CHECK(recorded.layer_of("iter") == "iter #");
+  CHECK(recorded.layer_of("early") == "iter 3");  // what was seen keeps its name
+  CHECK(recorded.layer_of("equals") == "step=#");
+  CHECK(recorded.layer_of("hash") == "batch ##");
+  CHECK(recorded.layer_of("colon") == "i:#");
+  CHECK(recorded.layer_of("brackets") == "epoch (#)");
+  CHECK(recorded.layer_of("of") == "batch [#]");
+  CHECK(recorded.layer_of("word") == "iter#");
+  CHECK(recorded.layer_of("attn") == "blocks.199.attn");
+  CHECK(recorded.layer_of("block") == "blocks.199");
+  CHECK(recorded.layer_of("layer") == "layer199");
+  CHECK(recorded.layer_of("index") == "layers[199]");
+  CHECK(recorded.layer_of("late") == "one more");
+  CHECK_FALSE(has_limit(*recorded.stream, "distinct names of NVTX ranges"));
+  CHECK(recorded.stream->gaps().empty());
+}
+
+TEST_CASE("a step mark sees the number of a name that is collapsed in layers") {
+  const Recorded all("counting_steps", {{"FORKPOINT_STEP_ON", "^turn [0-9]+$"}});
+  REQUIRE(steps_of(all.rows, "in it").size() == 200);
+  CHECK(steps_of(all.rows, "in it").back() == 199);
+  const Recorded some("counting_steps", {{"FORKPOINT_STEP_ON", "^turn 1[0-9][05]$"}});
+  CHECK(steps_of(some.rows, "in it").back() == 19);
+}
+
 TEST_CASE("ranges deeper than any stack of ours do not shift those that follow") {
   const Recorded recorded("deep");
   CHECK(recorded.layer_of("after") == "shallow");
