@@ -79,9 +79,13 @@ void compare_calls(const Observed& plain, const Observed& full, Certificate* cer
     }
     const LaunchRow& row = plain.columns.rows[i];
     ++(row.kind == LaunchKind::kernel || row.kind == LaunchKind::graph ? certificate->kernels : certificate->transfers);
+    if ((row.flags & kLaunchToHost) == 0) continue;
     const BufferRow* left = to_host_buffer(plain, i);
     const BufferRow* right = to_host_buffer(full, i);
-    if (!left || !right) continue;
+    if (!left || !right) {
+      add(certificate, fmt::format("rank {}, call {}: of what was copied to the host no digest was taken", rank, i));
+      continue;
+    }
     ++certificate->to_host;
     if (left->digest != right->digest) {
       add(certificate, fmt::format("rank {}, call {}: what was copied to the host ({}) has other bits when recorded", rank, i,

@@ -7,6 +7,7 @@
 #include "lib/diff_map.h"
 #include "lib/diff_verdict.h"
 #include "lib/error.h"
+#include "lib/launch_sinks.h"
 #include "lib/verdict_text.h"
 
 namespace forkpoint {
@@ -43,6 +44,10 @@ void add_blockers(const Findings& findings, const Coverage& coverage, std::vecto
     blockers->push_back("the runs have no record in common");
   const auto launches = launch_blockers(findings.launches);
   blockers->insert(blockers->end(), launches.begin(), launches.end());
+  if (findings.launches.compared) {
+    const auto unseen = undigested_sinks(findings.input);
+    blockers->insert(blockers->end(), unseen.begin(), unseen.end());
+  }
 }
 
 bool something_differs(const Findings& findings) {

@@ -14,9 +14,9 @@ uint64_t capture_on(const Token& token, CUstream stream) {
   const CudaDriver* driver = find_cuda_driver(token);
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   cuuint64_t id = 0;
-  const bool known = driver && driver->cuStreamGetCaptureInfo_ &&
-                     driver->cuStreamGetCaptureInfo_(stream, &status, &id, nullptr, nullptr, nullptr, nullptr) == CUDA_SUCCESS;
-  return known && status != CU_STREAM_CAPTURE_STATUS_NONE ? id + 1 : 0;
+  if (!driver || !driver->cuStreamGetCaptureInfo_) return 0;
+  const CUresult result = driver->cuStreamGetCaptureInfo_(stream, &status, &id, nullptr, nullptr, nullptr, nullptr);
+  return result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE ? id + 1 : 0;
 }
 
 // The capture that this thread is about to end: behind the call the stream no longer says which it was.
@@ -24,8 +24,8 @@ thread_local uint64_t ending_capture __attribute__((tls_model("initial-exec"))) 
 
 // A number that this stream alone has: the handle of a thread's own stream is the same in each.
 uint64_t number_of(CUstream stream) {
-  if (!stream) stream = CU_STREAM_LEGACY;
-  return stream == CU_STREAM_PER_THREAD ? reinterpret_cast<uint64_t>(&ending_capture) : reinterpret_cast<uint64_t>(stream);
+  if (stream == CU_STREAM_PER_THREAD) return reinterpret_cast<uint64_t>(&ending_capture);
+  return reinterpret_cast<uint64_t>(stream ? stream : CU_STREAM_LEGACY);
 }
 
 template <typename Params>

@@ -36,7 +36,9 @@ int device_of(const Token& token, CUdeviceptr address, MemoryKind kind) {
   if (kind == MemoryKind::device) return driver->cuCtxGetDevice_(&current) == CUDA_SUCCESS ? current : device;
   CUpointer_attribute attributes[] = {CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
   void* values[] = {&device};
-  return driver->cuPointerGetAttributes_(1, attributes, values, address) == CUDA_SUCCESS ? device : Allocation::kAnyDevice;
+  // Memory that a graph owns is of no device as long as the graph has not run.
+  const bool known = driver->cuPointerGetAttributes_(1, attributes, values, address) == CUDA_SUCCESS && device >= 0;
+  return known ? device : Allocation::kAnyDevice;
 }
 
 // The context's memory goes with it.

@@ -107,7 +107,10 @@ void GraphResults::give_node(uint32_t node, uint32_t runs) {
 void GraphResults::free_if_settled(uint32_t node) {
   Node& given = nodes_[node];
   if (!given.given || is_before(given.arrived, given.end)) return;
+  // Runs that nobody counted: there may be more.
+  if (given.arrived != given.end) given.ignored = true;
   given.given = false;
+  if (given.ignored) return;
   given.first = given.end;
   free_[free_count_++] = node;
 }

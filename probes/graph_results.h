@@ -1,5 +1,5 @@
-// Digests inside captured CUDA graphs: their kernels are nodes of the host's graph and run at every replay, each time into a
-// slot that the device draws from a ring. One for each context that captures.
+// Digests inside captured CUDA graphs: their kernels are nodes of the host's graph and run at every replay, each time into
+// a slot that the device draws from a ring. One for each context that captures.
 #pragma once
 
 #include <atomic>
@@ -36,6 +36,8 @@ class GraphResults {
   bool has_passed(uint32_t node, uint32_t n) const;
   // Its results are not kept from now on.
   void ignore(uint32_t node);
+  // Results that nobody has taken yet. Writer thread.
+  size_t waiting() const { return arrived_ ? arrived_->size() : 0; }
   // How many results found no room: the device's in the ring, or the host's among those that nobody has taken.
   uint64_t dropped() const { return overflowed_ + (dropped_ ? __atomic_load_n(dropped_, __ATOMIC_RELAXED) : 0); }
 

@@ -3,6 +3,7 @@
 #include <new>
 
 #include "probes/cuda_context.h"
+#include "probes/recorder.h"
 
 namespace forkpoint {
 namespace {
@@ -19,15 +20,17 @@ template <typename Visit>
 void each_node(const CapturedRows& captured, Visit visit) {
   for (const GraphRow& row : captured.rows) {
     for (const PacketBuffer& buffer : row.buffers) {
-      if (buffer.node != 0) visit(buffer.node);
+      if (buffer.node != 0 && row.context) visit(row.context->graph_results(), buffer.node);
     }
   }
 }
 
 // A buffer whose digest had no number to go to: it is computed all the same, for the graph to keep its form.
-void mark_without_node(PacketBuffer& buffer) {
+bool mark_without_node(PacketBuffer& buffer) {
   const bool wanted = buffer.row.bytes > 0 && buffer.same_as < 0 && (buffer.row.flags & kBufferNoDigest) == 0;
-  if (wanted && buffer.node == 0) buffer.row.flags |= kBufferNoDigest;
+  if (!wanted || buffer.node != 0) return false;
+  buffer.row.flags |= kBufferNoDigest;
+  return true;
 }
 
 }  // namespace
@@ -38,9 +41,9 @@ void CapturedRows::release() {
   if (references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   // Shared ones keep their numbers for ever: what their scratch holds, and how often they will still run, nobody knows.
   const bool keeps = kept || shared.load();
-  each_node(*this, [&](uint32_t node) {
-    if (keeps) context->graph_results().ignore(node);
-    else context->graph_results().give_node(node, runs);
+  each_node(*this, [&](GraphResults& results, uint32_t node) {
+    if (keeps) results.ignore(node);
+    else results.give_node(node, runs);
   });
   delete this;
 }
@@ -64,21 +67,23 @@ size_t GraphTemplate::row_count() const {
 bool GraphTemplate::is_behind(uint32_t replay) const {
   bool behind = false;
   for (const Part& part : parts) {
-    if (!part.captured->context || part.captured->shared.load()) continue;
-    const GraphResults& results = part.captured->context->graph_results();
-    each_node(*part.captured, [&](uint32_t node) { behind = behind || results.has_passed(node, part.first_run + replay); });
+    if (part.captured->shared.load()) continue;
+    each_node(*part.captured, [&](const GraphResults& results, uint32_t node) {
+      behind = behind || results.has_passed(node, part.first_run + replay);
+    });
   }
   return behind;
 }
 
 bool Graphs::create() {
-  return capturing_.create(kCells) && captures_.create(kCells) && conditional_.create(kCells) && graphs_.create(kCells) &&
-         executables_.create(kCells) && executable_numbers_.create(kCells);
+  return capturing_.create(kCells) && captures_.create(kCells) && conditional_.create(kCells) &&
+         graphs_.create(kCells) && executables_.create(kCells) && executable_numbers_.create(kCells);
 }
 
 void Graphs::reset_locks() {
   lock_.reset();
-  for (HandleTable* table : {&capturing_, &captures_, &conditional_, &graphs_, &executables_, &executable_numbers_}) {
+  HandleTable* tables[] = {&capturing_, &captures_, &conditional_, &graphs_, &executables_, &executable_numbers_};
+  for (HandleTable* table : tables) {
     table->reset_lock();
   }
   GraphResults::reset_lock();
@@ -86,9 +91,17 @@ void Graphs::reset_locks() {
 
 // ---- Captures
 
+void Graphs::capture_begun(uint64_t stream, uint64_t capture_id) {
+  // The stream before it of the same handle was destroyed while it was captured.
+  if (const uint64_t before = capturing_.erase(stream)) capture_ended(before - 1, nullptr);
+  capturing_.set(stream, capture_id + 1);
+}
+
 bool Graphs::add_row(uint64_t capture_id, CudaContext* context, const LaunchPacket& packet) {
-  GraphRow row{packet.row, packet.site, {packet.buffers, packet.buffers + packet.row.buffers}};
-  for (PacketBuffer& buffer : row.buffers) mark_without_node(buffer);
+  GraphRow row{packet.row, packet.site, context, {packet.buffers, packet.buffers + packet.row.buffers}};
+  bool complete = true;
+  for (PacketBuffer& buffer : row.buffers) complete = !mark_without_node(buffer) && complete;
+  if (!complete) recorder.lose_row(Loss::graph_dropped);
   const SpinGuard guard(lock_);
   auto* captured = as<CapturedRows>(captures_.find(capture_id + 1));
   if (!captured) {
@@ -99,7 +112,6 @@ bool Graphs::add_row(uint64_t capture_id, CudaContext* context, const LaunchPack
       return false;
     }
   }
-  captured->context = context;
   captured->rows.push_back(std::move(row));
   return true;
 }
@@ -172,7 +184,9 @@ void Graphs::graph_destroyed(CUgraph graph) {
 
 // ---- Executables
 
-GraphTemplate* Graphs::template_of(CUgraphExec executable) { return as<GraphTemplate>(executables_.find(key_of(executable))); }
+GraphTemplate* Graphs::template_of(CUgraphExec executable) {
+  return as<GraphTemplate>(executables_.find(key_of(executable)));
+}
 
 void Graphs::forget(CUgraphExec executable) {
   if (auto* known = as<GraphTemplate>(executables_.erase(key_of(executable)))) free_template(known);

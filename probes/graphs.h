@@ -16,19 +16,20 @@ namespace forkpoint {
 struct GraphRow {
   LaunchRow row;
   const SiteEntry* site = nullptr;
+  CudaContext* context = nullptr;  // whose ring its digests go to; nullptr: it has none
   std::vector<PacketBuffer> buffers;
 };
 
-// What one capture gave. Counted references: of the graphs that hold it, of each executable's template. The last one gives
-// the numbers of its digests back. Guarded by the lock of Graphs, but for atomics; rows stay as they are once it has ended.
+// What one capture gave. Counted references: of the graphs that hold it, of each executable's template. The last one
+// gives the numbers of its digests back. Guarded by the lock of Graphs, but for atomics; once the capture has ended, rows
+// stay as they are.
 struct CapturedRows {
   std::atomic<uint32_t> references{1};
   std::atomic<uint32_t> templates{0};  // that hold it: of executables, or of replays on their way
   // Its nodes are, or were, in more than one executable, or more than once in one: their scratch and their ordinals are
   // mixed up, so no digest of theirs is believed any more.
   std::atomic<bool> shared{false};
-  bool kept = false;                   // an executable may be there that we lost sight of: its numbers are never given back
-  CudaContext* context = nullptr;      // whose ring its digests go to
+  bool kept = false;                   // it may run without our knowledge: its numbers are never given back
   uint64_t owner = 0;                  // the executable that can run it now; 0: none
   uint64_t last_launcher = 0;          // the executable that ran it last, and where
   uint64_t last_stream = 0;
@@ -39,8 +40,8 @@ struct CapturedRows {
   void release();
 };
 
-// What an executable runs, as it was when it was instantiated (or updated). Never changed, so the writer reads it without
-// a lock. Counted references: of the executable, of each replay on its way.
+// What an executable runs, as it was when it was instantiated (or updated). Never changed, so the writer reads it
+// without a lock. Counted references: of the executable, of each replay on its way.
 struct GraphTemplate {
   struct Part {
     CapturedRows* captured = nullptr;
@@ -63,7 +64,7 @@ class Graphs {
  public:
   bool create();
   // stream: of the capture, any number but 0 that it alone has.
-  void capture_begun(uint64_t stream, uint64_t capture_id) { capturing_.set(stream, capture_id + 1); }
+  void capture_begun(uint64_t stream, uint64_t capture_id);
   // A launch, copy or set on a stream that is being captured. false: no memory.
   bool add_row(uint64_t capture_id, CudaContext* context, const LaunchPacket& packet);
   // One more than the number of the capture that was begun on the stream, or 0; then it is forgotten.

@@ -35,7 +35,7 @@ bool ask_driver(const CudaDriver& driver, uint64_t address, Allocation* allocati
     cell.store(address, std::memory_order_relaxed);
     return false;
   }
-  memory.allocations.add(start, size, MemoryKind::found, managed ? Allocation::kAnyDevice : device);
+  memory.allocations.add(start, size, MemoryKind::found, managed || device < 0 ? Allocation::kAnyDevice : device);
   return memory.find(address, allocation);
 }
 

@@ -49,8 +49,12 @@ void give_up(const char* why, int error) {
 const char* reach_beyond(const LaunchPacket& packet) {
   for (uint32_t i = 0; i < packet.row.buffers; ++i) {
     const uint8_t flags = packet.buffers[i].row.flags;
-    if (flags & kBufferAddresses) return "it was handed a table of device addresses, and what lies behind them cannot be saved";
-    if (flags & kBufferWindow) return "it was handed a buffer whose extent is not known, so that it cannot be saved whole";
+    if (flags & kBufferAddresses) {
+      return "it was handed a table of device addresses, and what lies behind them cannot be saved";
+    }
+    if (flags & kBufferWindow) {
+      return "it was handed a buffer whose extent is not known, so that it cannot be saved whole";
+    }
   }
   return nullptr;
 }

@@ -41,7 +41,7 @@ constexpr std::array<const char*, static_cast<size_t>(Loss::count_)> kReasons = 
     "a CUDA tensor of a form that the digest kernels cannot read",
     "too many launches on their way",
     "digests of a launch were not computed on the device before the process ended",
-    "more digests inside CUDA graphs than the ring holds (FORKPOINT_RING_SLOTS)",
+    "more digests inside CUDA graphs than there is room for (FORKPOINT_RING_SLOTS)",
     "the ring for digests inside CUDA graphs could not be set up",
     "a call on an NCCL communicator that could not be identified",
     "a non-blocking NCCL call was still in progress after 2 s",
@@ -114,7 +114,8 @@ CoverageLimit coverage_limit(Limit limit) {
     case Limit::graph_unseen:
       return {"CUDA graph captured before recording began", "what its nodes did at each replay was not seen"};
     case Limit::graph_partial:
-      return {"CUDA graph with nodes that were added or changed one by one", "those nodes were not seen at replay"};
+      return {"CUDA graph with nodes that were added or changed one by one, or that several executables share",
+              "those nodes were not seen at replay"};
     case Limit::graph_conditional:
       return {"CUDA graph body captured for a conditional node", "how often it ran and what it did was not seen"};
     case Limit::extents:

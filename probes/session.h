@@ -23,6 +23,7 @@
 namespace forkpoint {
 
 struct BufferRow;
+struct GraphNode;  // session_launches.cpp
 struct GraphRow;
 struct LaunchPacket;
 struct RawDigest;
@@ -85,9 +86,10 @@ class Session {
   void handle_launch(LaunchPacket& packet);
   bool await_launch(LaunchPacket& packet, BufferRow* rows);
   void handle_graph_rows(const LaunchPacket& launched);
-  void handle_graph_row(const LaunchPacket& launched, size_t part, const GraphRow& node, Loss* lost);
-  bool take_graph_digest(const LaunchPacket& launched, size_t part, uint32_t node, BufferRow* row, Loss* lost);
-  bool await_graph_digest(const LaunchPacket& launched, size_t part, uint32_t node, RawDigest* digest, Loss* lost);
+  void handle_graph_row(const LaunchPacket& launched, size_t part, const GraphRow& captured, Loss* lost);
+  bool take_graph_digest(const GraphNode& node, BufferRow* row, Loss* lost);
+  bool await_graph_digest(const GraphNode& node, RawDigest* digest, Loss* lost);
+  Loss why_graph_digest_is_lost(const GraphNode& node, int64_t waited_ns, bool look);
   void wait_a_little(int64_t* pause_ns);
   bool drop_unpublished();
   void maintain();

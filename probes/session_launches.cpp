@@ -23,6 +23,16 @@ void no_digest(BufferRow& row) { row.flags |= kBufferNoDigest; }
 
 }  // namespace
 
+// One digest of one replay.
+struct GraphNode {
+  const GraphTemplate& graph;
+  CapturedRows& captured;
+  CudaContext* context;
+  uint32_t node;
+  uint32_t run;     // of what was captured, from 0
+  uint32_t replay;  // of the executable
+};
+
 void return_launch_packet(LaunchPacket* packet) { return_packet(packet); }
 void drain_graph_digests() { CudaContext::drain_graph_results(); }
 
@@ -71,82 +81,78 @@ void Session::handle_graph_rows(const LaunchPacket& launched) {
   if (lost != Loss::count_) start_.losses->add(lost, appender_->step());
 }
 
-void Session::handle_graph_row(const LaunchPacket& launched, size_t part, const GraphRow& node, Loss* lost) {
+void Session::handle_graph_row(const LaunchPacket& launched, size_t part, const GraphRow& captured, Loss* lost) {
+  const GraphTemplate::Part& of = launched.graph->parts[part];
   std::vector<BufferRow> rows;
-  rows.reserve(node.buffers.size());
-  for (const PacketBuffer& buffer : node.buffers) {
+  rows.reserve(captured.buffers.size());
+  for (const PacketBuffer& buffer : captured.buffers) {
     BufferRow row = buffer.row;
     if (buffer.same_as >= 0) {
       row.digest = rows[static_cast<size_t>(buffer.same_as)].digest;
       row.flags |= rows[static_cast<size_t>(buffer.same_as)].flags & kBufferNoDigest;
-    } else if (buffer.node != 0 && !take_graph_digest(launched, part, buffer.node, &row, lost)) {
-      no_digest(row);
+    } else if (buffer.node != 0) {
+      const GraphNode node{*launched.graph, *of.captured, captured.context, buffer.node, of.first_run + launched.replay,
+                           launched.replay};
+      if (!captured.context || !take_graph_digest(node, &row, lost)) no_digest(row);
     }
     row.flags = static_cast<uint8_t>(row.flags & ~kBufferFresh);  // of the capture, not of a replay
     rows.push_back(row);
   }
-  if (launched.discard || !node.site) return;
-  LaunchRow row = node.row;
+  if (launched.discard || !captured.site) return;
+  LaunchRow row = captured.row;
   row.stream = launched.row.stream;
   row.micro_step = launched.row.micro_step;
-  row.flags = static_cast<uint8_t>(row.flags | kLaunchInGraph | (launched.row.flags & (kLaunchLegacyStream | kLaunchNonBlocking)));
-  appender_->add_launch(row, *node.site, rows.data());
+  const int stream_flags = launched.row.flags & (kLaunchLegacyStream | kLaunchNonBlocking);
+  row.flags = static_cast<uint8_t>(row.flags | kLaunchInGraph | stream_flags);
+  appender_->add_launch(row, *captured.site, rows.data());
 }
 
 // lost: the reason, once one was; then no more are waited for in this replay.
-bool Session::take_graph_digest(const LaunchPacket& launched, size_t part, uint32_t node, BufferRow* row, Loss* lost) {
-  const GraphTemplate& graph = *launched.graph;
-  CapturedRows& captured = *graph.parts[part].captured;
-  if (!captured.context) return false;
-  GraphResults& results = captured.context->graph_results();
-  if (captured.shared.load()) {
-    results.ignore(node);
+bool Session::take_graph_digest(const GraphNode& node, BufferRow* row, Loss* lost) {
+  if (node.captured.shared.load()) {
+    node.context->graph_results().ignore(node.node);
     return false;
   }
   RawDigest raw;
-  const uint32_t run = graph.parts[part].first_run + launched.replay;
-  if (*lost != Loss::count_) {
-    if (!results.take(node, run, &raw)) return false;
-  } else if (!await_graph_digest(launched, part, node, &raw, lost)) {
-    return false;
-  }
+  const bool waits = *lost == Loss::count_;
+  const bool taken = waits ? await_graph_digest(node, &raw, lost)
+                           : node.context->graph_results().take(node.node, node.run, &raw);
+  if (!taken) return false;
   // Asked last: while nobody shared the node, what had arrived was its own.
-  if (captured.shared.load()) return false;
+  if (node.captured.shared.load()) return false;
   row->digest = raw.digest;
   return true;
 }
 
-bool Session::await_graph_digest(const LaunchPacket& launched, size_t part, uint32_t node, RawDigest* digest, Loss* lost) {
-  const GraphTemplate& graph = *launched.graph;
-  CapturedRows& captured = *graph.parts[part].captured;
-  GraphResults& results = captured.context->graph_results();
-  const uint32_t run = graph.parts[part].first_run + launched.replay;
+bool Session::await_graph_digest(const GraphNode& node, RawDigest* digest, Loss* lost) {
+  GraphResults& results = node.context->graph_results();
   int64_t pause_ns = 5'000;
   int64_t look_ns = kLookAgain;
   const int64_t begun = now_ns();
-  while (!captured.shared.load()) {
-    if (results.take(node, run, digest)) return true;
+  while (!node.captured.shared.load()) {
+    if (results.take(node.node, node.run, digest)) return true;
     results.drain();
-    if (results.take(node, run, digest)) return true;
+    if (results.take(node.node, node.run, digest)) return true;
     const int64_t waited = now_ns() - begun;
-    const bool look = waited >= look_ns;
-    if (look) look_ns = waited + kLookAgain;
-    // What is behind was drained before it was looked for, so what came before that was too.
-    if ((look && graph.is_behind(launched.replay)) || (results.dropped() > 0 && waited > kDroppedPatience)) {
-      if (results.take(node, run, digest)) return true;
-      *lost = results.dropped() > 0 ? Loss::graph_dropped : Loss::internal;
-    } else if (captured.context->gone()) {
-      *lost = Loss::device_gone;
-    } else if (stopping() && now_ns() > stop_deadline_ns_.load()) {
-      *lost = Loss::launch_arrival;
-    } else if (waited > kReplayPatience) {
-      captured.shared.store(true);  // whatever it is, it is not waited for again
-      *lost = Loss::internal;
-    }
+    *lost = why_graph_digest_is_lost(node, waited, waited >= look_ns);
     if (*lost != Loss::count_) return false;
+    if (waited >= look_ns) look_ns = waited + kLookAgain;
     wait_a_little(&pause_ns);
   }
   return false;
+}
+
+// Loss::count_: it may still come. look: for replays behind it; what had arrived before them was drained before them.
+Loss Session::why_graph_digest_is_lost(const GraphNode& node, int64_t waited_ns, bool look) {
+  const bool dropped = node.context->graph_results().dropped() > 0;
+  if (dropped && waited_ns > kDroppedPatience) return Loss::graph_dropped;
+  if (look && node.graph.is_behind(node.replay)) return dropped ? Loss::graph_dropped : Loss::internal;
+  if (node.context->gone()) return Loss::device_gone;
+  if (stopping() && now_ns() > stop_deadline_ns_.load()) return Loss::launch_arrival;
+  if (waited_ns <= kReplayPatience) return Loss::count_;
+  node.captured.shared.store(true);  // whatever it is, it is not waited for again
+  start_.limits->add(Limit::graph_partial);
+  return Loss::internal;
 }
 
 }  // namespace forkpoint

@@ -441,3 +441,23 @@ TEST_CASE("a run that died within a step is not said to have launched less") {
   CHECK(v.outcome == Outcome::incomparable);
   CHECK_FALSE(holds(v.notes, "that the other run has not"));
 }
+
+TEST_CASE("what left the device without a digest is not called identical") {
+  const auto run = [](const Machine& machine, bool digested) {
+    auto program = std::make_unique<LaunchProgram>(machine);
+    const DeviceBuffer x = program->allocate(16);
+    program->set(x, 1);
+    for (int64_t step = 0; step < 3; ++step) {
+      program->step(step).kernel("work", {to(x)}, [](KernelCall& call) { ++call.buffers[0][0]; });
+      program->copy_to_host(x, 0, digested || step != 1);
+    }
+    return program;
+  };
+  for (const bool digested : {true, false}) {
+    const auto a = run({}, digested), b = run(another_machine({}), digested);
+    const Verdict v = diff_programs({a.get()}, {b.get()});
+    INFO(dump(v));
+    CHECK(v.outcome == (digested ? Outcome::identical : Outcome::incomparable));
+    CHECK((v.reason.find("of 1 of 3 copies to the host in run A no digest was taken") != std::string::npos) == !digested);
+  }
+}

@@ -87,8 +87,22 @@ void many_buffers(Gpu& gpu) {
   mode(gpu, kFakeDeferred);
   launch_many(gpu, 600, gpu.stream());
 }
-// And further ahead than there is room for.
-void far_ahead(Gpu& gpu) { launch_many(gpu, 6000, gpu.stream()); }
+// And further ahead than there is room for, before the device begins.
+void far_ahead(Gpu& gpu) {
+  const auto kernel = gpu.kernel("add_to_each", +[](Many many) { many.buffers[0][0] += 1; });
+  Many many;
+  float* buffer = gpu.make<float>({0, 0, 0, 0});
+  for (float*& one : many.buffers) one = buffer;
+  CUstream stream = gpu.stream();
+  mode(gpu, kFakeDeferred);
+  std::thread device([&] {
+    usleep(1'000'000);
+    gpu.find<decltype(fake_cuda_finish)>("fake_cuda_finish")();
+  });
+  for (int i = 0; i < 6000; ++i) gpu.launch(kernel, stream, many);
+  device.join();
+  std::printf("%.0f\n", gpu.read(buffer, 1)[0]);
+}
 void never_done(Gpu& gpu) {
   const auto kernel = gpu.kernel("add_to_each", +[](Many many) { many.buffers[0][0] += 1; });
   Many many;
@@ -163,6 +177,7 @@ int forked_rank(const std::function<int()>& rank) {
   const pid_t child = fork();
   if (child == 0) {
     forkpoint_rank(1, 2);
+    forkpoint_scalar("started", FORKPOINT_ROLE_OUTPUT, 1);
     std::exit(rank());
   }
   int status = 0;

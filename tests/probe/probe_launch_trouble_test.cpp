@@ -53,9 +53,10 @@ TEST_CASE("the launches of ranks that are forks of a process without CUDA are re
 }
 
 TEST_CASE("CUPTI that failed in the child of such a process is a limit of the child") {
-  const Recorded recorded("forked_rank", {{"FAKE_CUPTI_TAKEN", "1"}});
+  const Recorded recorded("forked_rank", {{"FAKE_CUPTI_TAKEN", "1"}}, 1);
   CHECK(recorded.outcome.out == "2\n");
   CHECK(recorded.says("kernel launches are not recorded, the job goes on"));
+  CHECK(has_limit(*recorded.stream, "another tool holds CUPTI"));
 }
 
 TEST_CASE("a launch that writes behind a table of addresses is not repeated, and says why") {

@@ -284,17 +284,18 @@ void LaunchProgram::copy_from_host(const DeviceBuffer& target, const Words& word
   });
 }
 
-Words LaunchProgram::copy_to_host(const DeviceBuffer& source, uint64_t words) {
+Words LaunchProgram::copy_to_host(const DeviceBuffer& source, uint64_t words, bool digested) {
   const uint64_t count = words == 0 ? source.words : words;
   const size_t e = add_row(LaunchKind::copy, "cuMemcpyDtoHAsync_v2");
   entries_[e].row.flags |= kLaunchToHost;
   entries_[e].row.bytes = count * 4;
   entries_[e].buffers = {row_of(source, kPlaceSource, kBufferRead, count * 4)};
   Words out;
-  queue([this, e, source, count, &out] {
+  if (!digested) entries_[e].buffers[0].flags |= kBufferNoDigest;
+  queue([this, e, source, count, digested, &out] {
     const Words& from = memory_.at(source.allocation).words;
     out.assign(from.begin(), from.begin() + static_cast<std::ptrdiff_t>(count));
-    take(e, 0);
+    if (digested) take(e, 0);
   });
   run_until(last_on_stream_[stream_]);
   add_row(LaunchKind::synchronize, "");

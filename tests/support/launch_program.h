@@ -85,7 +85,8 @@ class LaunchProgram {
   void graph(uint64_t object);  // kernels up to end_graph() are its nodes
   void end_graph() { in_graph_ = false; }
   void copy_from_host(const DeviceBuffer& target, const Words& words);
-  Words copy_to_host(const DeviceBuffer& source, uint64_t words = 0);  // waits for it; 0: all of it
+  // Waits for it. words 0: all of it. digested: as the probe does it; else no digest is taken of what leaves.
+  Words copy_to_host(const DeviceBuffer& source, uint64_t words = 0, bool digested = true);
   void copy(const DeviceBuffer& target, const DeviceBuffer& source);
   // All of the source to the target from a word on; digests cover these bytes alone.
   void copy_part(const DeviceBuffer& target, uint64_t first_word, const DeviceBuffer& source, uint64_t words);

@@ -103,7 +103,7 @@ def equal_runs():
     yield pair("equal_runs_triton", identical, program="triton_mlp")
     # JAX marks no steps: a kernel that only its program's mark_step has begins them.
     # Cases run side by side: JAX must not take most of the device's memory at its start.
-    modest = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    modest = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.1"}
     deterministic = {"XLA_FLAGS": "--xla_gpu_deterministic_ops=true"} | modest
     kernels = {"XLA_FLAGS": "--xla_gpu_deterministic_ops=true --xla_gpu_enable_command_buffer="} | modest
     jax = {"program": "equal_runs_jax", "step_on": "popcnt", "module": "jax"}
