@@ -37,6 +37,8 @@ struct Allocation {
   int16_t device = kAnyDevice;  // whose memory it is
   static constexpr int16_t kAnyDevice = -1;  // managed, or not known
   uint64_t end() const { return start + size_bytes; }
+  // How many of `bytes` from address on lie in it. REQUIRES: address does.
+  uint64_t within(uint64_t address, uint64_t bytes) const { return bytes < end() - address ? bytes : end() - address; }
 };
 
 class AllocationTable {
