@@ -26,24 +26,23 @@ CUresult param_info(const CudaDriver& driver, CUfunction function, size_t index,
 }
 
 void read_params(const CudaDriver& driver, CUfunction function, KernelFacts* facts) {
-  KernelParam params[kMostParams];
+  // Not on the host's stack, which may be a fibre's.
+  auto* params = static_cast<KernelParam*>(malloc(kMostParams * sizeof(KernelParam)));
   uint32_t count = 0;
+  if (!params) return;
   CUresult result = CUDA_SUCCESS;
   for (; count < kMostParams; ++count) {
     size_t offset = 0, size = 0;
     result = param_info(driver, function, count, &offset, &size);
     if (result != CUDA_SUCCESS) break;
     params[count] = {static_cast<uint32_t>(offset), static_cast<uint32_t>(size)};
-    if (offset + size > kMostParamBytes) return;
+    if (offset + size > kMostParamBytes) return free(params);
     if (offset + size > facts->param_bytes) facts->param_bytes = static_cast<uint32_t>(offset + size);
   }
   // Behind the last one the driver says so; anything else means that it does not know.
-  if (result != CUDA_ERROR_INVALID_VALUE) return;
-  if (count > 0) {
-    facts->params = static_cast<KernelParam*>(malloc(count * sizeof(KernelParam)));
-    if (!facts->params) return;
-    memcpy(facts->params, params, count * sizeof(KernelParam));
-  }
+  if (result != CUDA_ERROR_INVALID_VALUE) return free(params);
+  auto* kept = static_cast<KernelParam*>(realloc(params, (count + 1) * sizeof(KernelParam)));
+  facts->params = kept ? kept : params;
   facts->param_count = count;
   facts->params_known = true;
 }
