@@ -45,7 +45,7 @@ void add_blockers(const Findings& findings, const Coverage& coverage, std::vecto
   const auto launches = launch_blockers(findings.launches);
   blockers->insert(blockers->end(), launches.begin(), launches.end());
   if (findings.launches.compared) {
-    const auto unseen = undigested_sinks(findings.input);
+    const auto unseen = sink_blockers(findings.input, coverage.records_compared, launches_in_one_run(findings.launches));
     blockers->insert(blockers->end(), unseen.begin(), unseen.end());
   }
 }
@@ -126,9 +126,20 @@ void say_identical(const Findings& findings, Verdict* verdict) {
                   findings.options.verify_checksums ? "" : "; the files were not verified");
 }
 
+// Nothing of the two has a name in common: whatever was compared would be an accident.
+Verdict masked_in_one(char run) {
+  Verdict verdict;
+  verdict.cause.cls.clear();
+  verdict.reason = fmt::format("the names of run {} are masked (--mask-names) and those of the other are not, so no record of one "
+                               "can be found in the other: record both alike",
+                               run);
+  return verdict;
+}
+
 }  // namespace
 
 Verdict diff(const Run& a, const Run& b, const DiffOptions& options) {
+  if (a.manifest().names_masked != b.manifest().names_masked) return masked_in_one(a.manifest().names_masked ? 'A' : 'B');
   const Alignment alignment = align(a, b, options);
   if (alignment.other_world) return diff_other_world(a, b, alignment, options);
   Joins joins(alignment.ranks, alignment.level);

@@ -16,6 +16,13 @@ struct Sinks {
   std::string first;
 };
 
+std::string counted_copies(uint64_t copies) { return fmt::format("{} cop{}", grouped(copies), copies == 1 ? "y" : "ies"); }
+
+void add(const Sinks& part, Sinks* total) {
+  if (total->undigested == 0) total->first = part.first;
+  total->copies += part.copies, total->undigested += part.undigested;
+}
+
 bool is_digested(const LaunchRow& row, const BufferRow* buffers) {
   return std::any_of(buffers, buffers + row.buffers, [](const BufferRow& buffer) {
     return buffer.place == kPlaceSource && (buffer.flags & kBufferNoDigest) == 0;
@@ -38,30 +45,50 @@ void count(const HashStreamReader& stream, size_t step, Sinks* sinks) {
   }
 }
 
-Sinks count_all(const OriginInput& input, bool in_b) {
-  Sinks sinks;
+struct Both {
+  Sinks a, b;
+  std::string uneven;  // the first step in which one run copies more than the other
+};
+
+Both count_all(const OriginInput& input) {
+  Both both;
   for (const RankPair& pair : input.alignment.ranks) {
     for (const StepPair& step : pair.steps) {
+      Sinks a, b;
       try {
-        count(in_b ? *pair.b : *pair.a, in_b ? step.b : step.a, &sinks);
+        count(*pair.a, step.a, &a);
+        count(*pair.b, step.b, &b);
       } catch (const Error&) {
+        continue;
       }
+      if (step.complete && a.copies != b.copies && both.uneven.empty()) {
+        both.uneven = fmt::format("rank {} makes {} to the host in {} of run A, {} in run B", pair.rank,
+                                  counted_copies(a.copies), step_name(step.step), grouped(b.copies));
+      }
+      add(a, &both.a);
+      add(b, &both.b);
     }
   }
-  return sinks;
+  return both;
 }
 
 }  // namespace
 
-std::vector<std::string> undigested_sinks(const OriginInput& input) {
+std::vector<std::string> sink_blockers(const OriginInput& input, uint64_t records_compared, uint64_t single) {
   std::vector<std::string> out;
   if (input.alignment.level != Level::launch) return out;
-  for (const bool in_b : {false, true}) {
-    const Sinks sinks = count_all(input, in_b);
-    if (sinks.undigested == 0) continue;
+  const Both both = count_all(input);
+  for (const auto& [sinks, run] : {std::pair(&both.a, 'A'), std::pair(&both.b, 'B')}) {
+    if (sinks->undigested == 0) continue;
     out.push_back(fmt::format("of {} of {} copies to the host in run {} no digest was taken (first: {}), so what left the device "
                               "was not compared",
-                              grouped(sinks.undigested), grouped(sinks.copies), in_b ? 'B' : 'A', sinks.first));
+                              grouped(sinks->undigested), grouped(sinks->copies), run, sinks->first));
+  }
+  if (!both.uneven.empty()) out.push_back(both.uneven + ": what only one run copies was not compared");
+  if (both.a.copies + both.b.copies + records_compared == 0 && single > 0) {
+    out.push_back(fmt::format("{} launches are in one run only, and neither run has a record or a copy to the host to compare "
+                              "what they led to",
+                              grouped(single)));
   }
   return out;
 }

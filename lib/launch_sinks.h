@@ -1,4 +1,4 @@
-// What left the device unseen: copies to the host of which no digest was taken. Internal to diff.
+// What left the device: copies to the host, of which none may be missing where runs are called identical. Internal to diff.
 #pragma once
 
 #include <string>
@@ -8,8 +8,9 @@
 
 namespace forkpoint {
 
-// Sentences that forbid the word identical, at most one a run: without these digests nobody has looked at what counts. Steps
-// that cannot be read are passed over (they are a Gap).
-std::vector<std::string> undigested_sinks(const OriginInput& input);
+// Sentences that forbid the word identical: copies of which no digest was taken, or that only one run has; and, where the runs
+// have no copy and no record at all to be compared by, launches that only one run has. Steps that cannot be read are passed
+// over (they are a Gap). single: launches that only one run has.
+std::vector<std::string> sink_blockers(const OriginInput& input, uint64_t records_compared, uint64_t single);
 
 }  // namespace forkpoint

@@ -217,6 +217,16 @@ bool launches_diverge(const LaunchScan& launches) {
                      [](const RankLaunches& rank) { return !rank.from_device.empty(); });
 }
 
+uint64_t launches_in_one_run(const LaunchScan& launches) {
+  uint64_t single = 0;
+  for (const auto& steps : launches.steps) {
+    for (const LaunchCounts& counts : steps) {
+      if (counts.complete) single += std::max(counts.only_a, counts.only_b);
+    }
+  }
+  return single;
+}
+
 std::vector<std::string> launch_blockers(const LaunchScan& launches) {
   constexpr size_t kMost = 20;
   std::vector<std::string> out = launches.blockers;

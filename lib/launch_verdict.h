@@ -28,6 +28,8 @@ std::vector<First> join_firsts(const OriginInput& input, const Origins& origins,
 bool launches_diverge(const LaunchScan& launches);
 
 // Sentences: buffers that differ and are still there at the end; what forbids to call the runs identical.
+// Launches that line up with none of the other run, in whole steps.
+uint64_t launches_in_one_run(const LaunchScan& launches);
 std::vector<std::string> launch_blockers(const LaunchScan& launches);
 // What differed and reached nothing; launches in one run only.
 std::vector<std::string> launch_notes(const OriginInput& input, const LaunchScan& launches);

@@ -461,3 +461,31 @@ TEST_CASE("what left the device without a digest is not called identical") {
     CHECK((v.reason.find("of 1 of 3 copies to the host in run A no digest was taken") != std::string::npos) == !digested);
   }
 }
+
+TEST_CASE("what only one run copies to the host is not called identical, nor are other programs that copy nothing") {
+  const auto run = [](const Machine& machine, int64_t without, bool copies, bool extra) {
+    auto program = std::make_unique<LaunchProgram>(machine);
+    const DeviceBuffer x = program->allocate(16), y = program->allocate(16);
+    program->set(x, 1), program->set(y, 2);
+    for (int64_t step = 0; step < 3; ++step) {
+      program->step(step).kernel("work", {to(x)}, [](KernelCall& call) { ++call.buffers[0][0]; });
+      if (copies && step != without) program->copy_to_host(x);
+      if (extra && step == 1) program->kernel("more", {to(y)}, [](KernelCall& call) { call.buffers[0][1] *= 5; });
+    }
+    program->release(x), program->release(y);
+    return program;
+  };
+  const auto verdict = [&](int64_t without, bool copies, bool extra) {
+    const auto a = run({}, -1, copies, false), b = run(another_machine({}), without, copies, extra);
+    return diff_programs({a.get()}, {b.get()});
+  };
+  CHECK(verdict(-1, true, false).outcome == Outcome::identical);
+  CHECK(verdict(-1, false, false).outcome == Outcome::identical);
+  for (const int64_t without : {0, 1, 2}) {
+    const Verdict v = verdict(without, true, false);
+    INFO(dump(v));
+    CHECK(v.outcome == Outcome::incomparable);
+    CHECK(v.reason.find("makes 1 copy to the host in step") != std::string::npos);
+  }
+  CHECK(verdict(-1, false, true).outcome == Outcome::incomparable);
+}
