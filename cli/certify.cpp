@@ -81,6 +81,10 @@ std::string record_plain(const RecordingRequest& request, const std::string& pro
   plain.inputs = false;
   plain.retry = 0;
   plain.retry_launch.reset();
+  if (fs::exists(plain.run_directory)) {
+    throw Error(fmt::format("certify: {} exists already.", plain.run_directory),
+                "The unhashed run would be kept there: remove it, or choose another -o.");
+  }
   print_note(fmt::format("certify: runs the command with nothing hashed first ({})", plain.run_directory));
   const pid_t child = fork();
   if (child < 0) throw Error("certify: no process could be started.");

@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <regex.h>
+
 #include <algorithm>
 #include <filesystem>
 
@@ -31,6 +33,18 @@ Level requested_level(const Arguments& arguments) {
   return *level;
 }
 
+// Here, and not in the job, which would run unrecorded.
+void check_step_on(const std::string& expression) {
+  if (expression.empty()) throw UsageError("record: --step-on is empty.", "Name a kernel or NVTX range, such as '^step$'.");
+  regex_t compiled;
+  const int error = regcomp(&compiled, expression.c_str(), REG_EXTENDED | REG_NOSUB);
+  if (error == 0) return regfree(&compiled);
+  char text[200];
+  regerror(error, &compiled, text, sizeof(text));
+  throw UsageError(fmt::format("record: --step-on `{}` is not a regular expression: {}.", expression, text),
+                   "A POSIX extended one is expected, such as '^step$'.");
+}
+
 // What only makes sense where launches are recorded is refused elsewhere: it would be ignored in silence.
 void read_launch_options(const Arguments& arguments, RecordingRequest* request) {
   for (const char* option : {"inputs", "retry", "launch", "certify", "keep-allocators"}) {
@@ -40,7 +54,11 @@ void read_launch_options(const Arguments& arguments, RecordingRequest* request) 
   }
   request->inputs = arguments.has("inputs");
   request->keep_allocators = arguments.has("keep-allocators");
+  constexpr int64_t kMostRetries = 100'000;  // as the probe takes it
   if (const auto text = arguments.value("retry")) request->retry = parse_count(*text, "--retry", 1);
+  if (request->retry > kMostRetries) {
+    throw UsageError(fmt::format("record: --retry {} is more than {}.", request->retry, kMostRetries));
+  }
   if (const auto text = arguments.value("launch")) request->retry_launch = parse_launch(*text);
   if ((request->retry > 0) != request->retry_launch.has_value()) {
     throw UsageError("record: --retry N and --launch STEP:INDEX belong together: which launch, and how often.",
@@ -58,6 +76,7 @@ RecordingRequest request_from(const Arguments& arguments) {
   if (const auto text = arguments.value("first-step")) request.first_step = parse_count(*text, "--first-step", 0);
   request.mask_names = arguments.has("mask-names");
   request.step_on = arguments.value("step-on");
+  if (request.step_on) check_step_on(*request.step_on);
   read_launch_options(arguments, &request);
   request.command = arguments.command();
   request.run_directory = arguments.value("output").value_or("");
