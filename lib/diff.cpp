@@ -21,6 +21,26 @@ bool whole_program_before_steps(const Findings& findings) {
                      [](const RankPair& pair) { return pair.steps.size() == 1 && pair.steps[0].complete; });
 }
 
+bool something_differs(const Findings& findings) {
+  const Origins& origins = findings.origins;
+  return !origins.list.empty() || origins.evaluation || origins.permutation || findings.structure.first != nullptr ||
+         launches_diverge(findings.launches);
+}
+
+// Asked for, and not to be had (no CUPTI, or another tool has it): alike in both runs, and still nobody has looked.
+void add_unseen_launches(const Findings& findings, std::vector<std::string>* blockers) {
+  constexpr std::string_view kUnseen = "kernel launches were not recorded";
+  if (findings.input.alignment.level != Level::launch) return;
+  for (const RankPair& pair : findings.input.alignment.ranks) {
+    for (const auto& [stream, run] : {std::pair(pair.a, 'A'), std::pair(pair.b, 'B')}) {
+      for (const CoverageLimit& limit : stream->coverage_limits()) {
+        if (!limit.what.starts_with(kUnseen)) continue;
+        return blockers->push_back(fmt::format("run {}, rank {}: {}", run, pair.rank, limit.what));
+      }
+    }
+  }
+}
+
 void add_blockers(const Findings& findings, const Coverage& coverage, std::vector<std::string>* blockers) {
   const Alignment& alignment = findings.input.alignment;
   *blockers = alignment.blockers;
@@ -44,16 +64,10 @@ void add_blockers(const Findings& findings, const Coverage& coverage, std::vecto
     blockers->push_back("the runs have no record in common");
   const auto launches = launch_blockers(findings.launches);
   blockers->insert(blockers->end(), launches.begin(), launches.end());
-  if (findings.launches.compared) {
-    const auto unseen = sink_blockers(findings.input, coverage.records_compared, launches_in_one_run(findings.launches));
-    blockers->insert(blockers->end(), unseen.begin(), unseen.end());
-  }
-}
-
-bool something_differs(const Findings& findings) {
-  const Origins& origins = findings.origins;
-  return !origins.list.empty() || origins.evaluation || origins.permutation || findings.structure.first != nullptr ||
-         launches_diverge(findings.launches);
+  add_unseen_launches(findings, blockers);
+  if (!findings.launches.compared || something_differs(findings)) return;
+  const auto unseen = sink_blockers(findings.input, coverage.records_compared, launches_in_one_run(findings.launches));
+  blockers->insert(blockers->end(), unseen.begin(), unseen.end());
 }
 
 void add_common_notes(const Findings& findings, Verdict* verdict) {

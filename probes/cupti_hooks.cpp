@@ -7,6 +7,8 @@
 #include "probes/cupti.h"
 #include "probes/cupti_calls.h"
 #include "probes/os.h"
+#include "probes/launch_recorder.h"
+#include "probes/step_marks.h"
 #include "probes/recorder.h"
 
 namespace forkpoint {
@@ -18,6 +20,7 @@ struct Entry {
   CallHandler handler = nullptr;
   bool per_thread = false;
   bool works = false;  // it has the device do something
+  bool exit_only = false;  // at the entry there is nothing to do but for --inputs, --retry and --step-on
 };
 constinit Entry entries[kMostCalls] = {};
 constinit std::atomic<bool> watching{false};
@@ -35,6 +38,8 @@ thread_local bool launched __attribute__((tls_model("initial-exec"))) = false;
 void CUPTIAPI on_call(void*, CUpti_CallbackDomain domain, CUpti_CallbackId number, const void* data) {
   if (domain != CUPTI_CB_DOMAIN_DRIVER_API || number >= kMostCalls || !entries[number].handler) return;
   if (Guard::inside()) return;  // a call of our own
+  const bool at_entry = static_cast<const CUpti_CallbackData*>(data)->callbackSite == CUPTI_API_ENTER;
+  if (at_entry && entries[number].exit_only && !launch_recorder.needs_before() && !has_step_mark()) return;
   const Guard guard;
   in_callback = true;
   launched = launched || entries[number].works;
@@ -70,6 +75,10 @@ void fill_tables() {
   fill_table(kernel_calls(), true);
   fill_table(transfer_calls(), true);
   for (const CallTable& table : {memory_calls(), order_calls(), graph_calls()}) fill_table(table, false);
+  for (const uint32_t launch : {FORKPOINT_CBID(cuLaunchKernel), FORKPOINT_CBID(cuLaunchKernel_ptsz),
+                                FORKPOINT_CBID(cuLaunchKernelEx), FORKPOINT_CBID(cuLaunchKernelEx_ptsz)}) {
+    entries[launch].exit_only = true;
+  }
   for (const uint32_t graph : {FORKPOINT_CBID(cuGraphLaunch), FORKPOINT_CBID(cuGraphLaunch_ptsz)}) entries[graph].works = true;
 }
 

@@ -192,6 +192,20 @@ void unstable(Gpu& gpu) {
   print(gpu.read(in, kCount));
 }
 
+void record_output(float* data) {
+  const int64_t shape = kCount;
+  forkpoint_tensor_desc desc = {};
+  desc.struct_size = sizeof(desc);
+  desc.name = "output";
+  desc.role = FORKPOINT_ROLE_OUTPUT;
+  desc.dtype = FORKPOINT_F32;
+  desc.ndim = 1;
+  desc.shape = &shape;
+  desc.data = data;
+  desc.device = FORKPOINT_CUDA;
+  forkpoint_tensor(&desc);
+}
+
 void steps(Gpu& gpu) {
   const auto kernel = gpu.kernel("scale", scale);
   float* in = gpu.make<float>(ramp(kCount));
@@ -199,17 +213,7 @@ void steps(Gpu& gpu) {
     forkpoint_step_begin(step);
     forkpoint_scope_begin(FORKPOINT_FORWARD, "net.fc", nullptr);
     gpu.launch(kernel, nullptr, in, in, 2.0f, kCount);
-    const int64_t shape = kCount;
-    forkpoint_tensor_desc desc = {};
-    desc.struct_size = sizeof(desc);
-    desc.name = "output";
-    desc.role = FORKPOINT_ROLE_OUTPUT;
-    desc.dtype = FORKPOINT_F32;
-    desc.ndim = 1;
-    desc.shape = &shape;
-    desc.data = in;
-    desc.device = FORKPOINT_CUDA;
-    forkpoint_tensor(&desc);
+    record_output(in);
     forkpoint_scope_end();
     forkpoint_step_end();
   }
@@ -307,20 +311,6 @@ void pitched(Gpu& gpu) {
   GPU_OK(gpu.driver().cuMemcpy2DAsync_(&copy, nullptr));
   gpu.synchronize();
   print(host);
-}
-
-void record_output(float* data) {
-  const int64_t shape = kCount;
-  forkpoint_tensor_desc desc = {};
-  desc.struct_size = sizeof(desc);
-  desc.name = "output";
-  desc.role = FORKPOINT_ROLE_OUTPUT;
-  desc.dtype = FORKPOINT_F32;
-  desc.ndim = 1;
-  desc.shape = &shape;
-  desc.data = data;
-  desc.device = FORKPOINT_CUDA;
-  forkpoint_tensor(&desc);
 }
 
 void many_records(Gpu& gpu) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <set>
 
+#include "lib/diff.h"
 #include "tests/probe/harness.h"
 
 using namespace forkpoint;
@@ -13,7 +14,7 @@ using namespace forkpoint::probe_test;
 namespace {
 
 struct Launches {
-  Outcome outcome;
+  probe_test::Outcome outcome;
   std::unique_ptr<HashStreamReader> stream;
   std::vector<std::pair<int64_t, LaunchColumns>> steps;  // with their number
 
@@ -344,7 +345,7 @@ TEST_CASE("CUPTI that is taken, missing or something else costs the launches, on
     const TempFolder folder;
     Environment environment = at_launch_level(folder.run());
     for (const auto& [name, value] : trouble) environment[name] = value;
-    const Outcome outcome = run_program({client_path("launch_client"), client_path("libcuda.so.1"), "plain"}, environment);
+    const probe_test::Outcome outcome = run_program({client_path("launch_client"), client_path("libcuda.so.1"), "plain"}, environment);
     CHECK(outcome.status == 0);
     CHECK(outcome.out == result);
     CHECK(line_count(outcome.err) == 1);
@@ -354,6 +355,11 @@ TEST_CASE("CUPTI that is taken, missing or something else costs the launches, on
   Environment taken = at_launch_level(folder.run(), {{"FAKE_CUPTI_TAKEN", "1"}});
   run_program({client_path("launch_client"), client_path("libcuda.so.1"), "steps"}, taken);
   CHECK(has_limit(*open_stream(folder.run()), "another tool holds CUPTI"));
+  // Records that agree are no answer to who asked for launches.
+  const Run run = Run::open(folder.run());
+  const Verdict verdict = diff(run, run);
+  CHECK(verdict.outcome == forkpoint::Outcome::incomparable);
+  CHECK(verdict.reason.find("kernel launches were not recorded") != std::string::npos);
 }
 
 TEST_CASE("memory does not grow with the steps") {
