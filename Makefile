@@ -3,7 +3,7 @@ BUILD ?= build
 PREFIX ?= /usr/local
 CMAKE_ARGS ?=
 
-.PHONY: all demo test bench install packages test-packages clean
+.PHONY: all demo test bench install packages test-packages test-torch clean
 
 all: packages
 	@cmake -G Ninja -S . -B $(BUILD) $(CMAKE_ARGS) >$(BUILD)-configure.log 2>&1 || { cat $(BUILD)-configure.log; exit 1; }
@@ -19,7 +19,11 @@ test-packages:
 demo: all
 	@samples/demo.sh $(BUILD)
 
-test: test-packages all
+# Fetches torch for the tests, once, while the build goes on; says how much that is.
+test-torch:
+	@tests/torch/install.sh --background || true
+
+test: test-packages test-torch all
 	@tests/run_all.sh $(BUILD)
 
 bench: all

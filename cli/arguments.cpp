@@ -6,6 +6,8 @@
 #include <boost/program_options.hpp>
 #include <numeric>
 
+#include "cli/terminal.h"
+
 namespace forkpoint {
 namespace po = boost::program_options;
 
@@ -123,13 +125,25 @@ std::optional<Arguments> parse_arguments(const Verb& verb, const std::vector<std
   return ArgumentParser(verb).parse(words);
 }
 
+namespace {
+
+// "  -o, --output RUN      folder to make"; where the option takes more than its column, the text begins on a line of its own.
+std::string option_help(const Option& option) {
+  constexpr size_t kIndent = 25, kWidth = 110;
+  const std::string letter = option.letter ? fmt::format("-{}, ", option.letter) : "    ";
+  std::string label = fmt::format("  {}--{}", letter, option.name);
+  if (!option.value.empty()) label += fmt::format(" {}", option.value);
+  const std::string gap = label.size() + 2 <= kIndent ? std::string(kIndent - label.size(), ' ')
+                                                      : "\n" + std::string(kIndent, ' ');
+  return label + gap + wrapped(option.text, kIndent, kWidth) + "\n";
+}
+
+}  // namespace
+
 std::string verb_help(const Verb& verb) {
   std::string text = fmt::format("usage: forkpoint {}\n\n{}\n", verb.usage, verb.about);
   if (!verb.options.empty()) text += "\noptions:\n";
-  for (const Option& option : verb.options) {
-    const std::string letter = option.letter ? fmt::format("-{}, ", option.letter) : "    ";
-    text += fmt::format("  {}{:<19}{}\n", letter, fmt::format("--{} {}", option.name, option.value), option.text);
-  }
+  for (const Option& option : verb.options) text += option_help(option);
   text += "\nexamples:\n";
   for (const Example& example : verb.examples) {
     text += fmt::format("  {}\n      {}\n", example.command, example.meaning);

@@ -12,6 +12,7 @@
 #include "cli/terminal.h"
 #include "cli/verbs.h"
 #include "lib/diff.h"
+#include "lib/replicas.h"
 
 namespace forkpoint {
 namespace {
@@ -71,7 +72,31 @@ std::string as_json(const Verdict& verdict) {
   return to_json(verdict).dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
+// One run against itself.
+int compare_replicas(const Arguments& arguments) {
+  for (const char* other : {"html", "full-scan"}) {
+    if (arguments.has(other)) throw UsageError(fmt::format("diff: --replicas goes without --{}.", other));
+  }
+  if (arguments.positional().size() != 1) {
+    throw UsageError("diff: --replicas compares the ranks of one run with each other.", "Name one run: forkpoint diff --replicas RUN");
+  }
+  DiffOptions options = options_from(arguments);
+  const std::string& path = arguments.positional()[0];
+  const Run run = Run::open(path);
+  Progress progress(fmt::format("comparing the ranks of {}:", printable(path)));
+  options.progress = [&](uint64_t done, uint64_t total) { progress.update(done, total); };
+  const Verdict verdict = diff_replicas(run, options);
+  progress.clear();
+  print_answer(arguments.has("json") ? as_json(verdict) : text_report(verdict, Style(stdout), terminal_width(stdout)));
+  flush_answer();
+  return exit_code(verdict.outcome);
+}
+
 int diff_runs(const Arguments& arguments) {
+  if (arguments.has("replicas")) return compare_replicas(arguments);
+  if (arguments.positional().size() != 2) {
+    throw UsageError("diff: it compares two runs.", "Name run A and run B; one run against itself: forkpoint diff --replicas RUN");
+  }
   DiffOptions options = options_from(arguments);
   const std::string& path_a = arguments.positional()[0];
   const std::string& path_b = arguments.positional()[1];
@@ -101,22 +126,25 @@ const Verb& diff_verb() {
   static const Verb verb{
       .name = "diff",
       .summary = "compare two runs: the first step, rank, layer and tensor that differ, and why",
-      .usage = "diff [options] A B",
+      .usage = "diff [options] A B | --replicas RUN",
       .about =
           "Compares run A (the reference) with run B, bit by bit, and names the first divergence: the earliest\n"
           "record whose inputs agree and whose output differs. Runs that do not line up (cut short, other ranks, a\n"
-          "layer more) are compared in what they share. Exit status: 0 identical, 1 diverged, 2 trouble or incomparable.",
+          "layer more) are compared in what they share. With --replicas, one run against itself: parameters, optimizer\n"
+          "state and reduced gradients must be equal on all ranks that hold them, and what activation checkpointing\n"
+          "recomputes must be what was computed. Exit status: 0 identical, 1 diverged, 2 trouble or incomparable.",
       .options = {kStepsOption,
                   kRanksOption,
                   kJsonOption,
+                  {"replicas", 0, "", "compare the ranks of one run with each other"},
                   {"html", 0, "FILE", "also write a self-contained page: map, losses, records around the fork"},
                   {"full-scan", 0, "", "compare every record, also where the digest trees agree"},
                   {"no-verify", 0, "", "do not check the checksum of every frame (faster, weaker)"}},
       .examples = {{"forkpoint diff runs/good runs/bad", "the verdict as text"},
                    {"forkpoint diff --html fork.html runs/good runs/bad", "and a page to look at or to send"},
-                   {"forkpoint diff --steps 100:120 --ranks 0-7 runs/good runs/bad", "only a part"},
+                   {"forkpoint diff --replicas runs/good", "did its ranks stay in sync?"},
                    {"forkpoint diff --json runs/good runs/bad | jq .first", "for a program"}},
-      .min_positional = 2,
+      .min_positional = 1,
       .max_positional = 2,
       .run = diff_runs};
   return verb;

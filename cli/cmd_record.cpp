@@ -114,7 +114,7 @@ void report_no_records(const RecordingRequest& request, const TargetEnd& end) {
   print_note(fmt::format("{}: no records.", request.run_directory));
   if (end.exit_status != 0) {
     return print_warning(
-        fmt::format("{} before its first record; the folder {} can be removed.", end.sentence(), request.run_directory));
+        fmt::format("{} before anything of it was written; the folder {} can be removed.", end.sentence(), request.run_directory));
   }
   print_warning(
       request.level == Level::launch
@@ -160,7 +160,9 @@ void report(const RecordingRequest& request, const Recorded& recorded, const Tar
 // The command's status is worth more than ours: only where it succeeded does our failure show in the exit status.
 int finish(const RecordingRequest& request, const Manifest& manifest, const TargetEnd& end) {
   try {
-    report(request, finish_recording(request, manifest, end), end);
+    const Recorded recorded = finish_recording(request, manifest, end);
+    report(request, recorded, end);
+    for (const std::string& text : recorded.retry) recorded.retry_failed ? print_warning(text) : print_note(text);
     return end.exit_status;
   } catch (const std::exception& error) {
     print_error(Error(fmt::format("{}: the recording could not be completed: {}", request.run_directory, error.what()),

@@ -15,6 +15,7 @@
 #include "cli/probe_file.h"
 #include "lib/cause_facts.h"
 #include "lib/probe_contract.h"
+#include "lib/retry_report.h"
 
 namespace forkpoint {
 namespace fs = std::filesystem;
@@ -180,6 +181,19 @@ void count(const Run& run, Recorded* recorded) {
   if (!steps.empty()) recorded->first_step = *steps.begin(), recorded->last_step = *steps.rbegin();
 }
 
+void report_retry(const RecordingRequest& request, const std::optional<Run>& run, Recorded* recorded) {
+  const std::string& launch = *request.retry_launch;  // checked by parse_launch
+  RetryReport report;
+  if (run) {
+    const int64_t step = launch.starts_with("-1:") ? kPrologueStep : std::stoll(launch);
+    report = forkpoint::report_retry(*run, step, std::stoull(launch.substr(launch.rfind(':') + 1)), request.retry);
+  } else {
+    report.sentences = {fmt::format("launch {} did not come: nothing was recorded", launch)};
+  }
+  recorded->retry = report.sentences;
+  recorded->retry_failed = !report.repeated;
+}
+
 RunState judge(const Recorded& recorded, const TargetEnd& end) {
   if (!recorded.writing_ranks.empty()) return RunState::recording;
   if (recorded.ranks == 0 || !recorded.died_ranks.empty() || !recorded.problems.empty()) return RunState::died;
@@ -201,6 +215,8 @@ Recorded finish_recording(const RecordingRequest& request, Manifest manifest, co
     recorded.missing_ranks = run->missing_ranks();
     std::erase_if(recorded.missing_ranks, [&](int rank) { return rank >= manifest.world_size; });
   }
+  if (request.retry_launch) report_retry(request, run, &recorded);
+  manifest.notes = recorded.retry;
   manifest.ended_at = utc_now();
   manifest.exit_status = end.exit_status;
   manifest.end_reason = end.reason();

@@ -48,6 +48,8 @@ struct Recorded {
   int64_t first_step = 0, last_step = 0;  // meaningful when steps > 0
   uint64_t records = 0, launches = 0, size_bytes = 0;
   std::vector<int> missing_ranks, writing_ranks, died_ranks;
+  std::vector<std::string> retry;  // what came of --retry, in sentences
+  bool retry_failed = false;       // on some rank
   std::vector<std::string> problems;
 };
 // Reads the streams, gives those that are still being written a moment to end, completes the manifest from them and

@@ -25,7 +25,7 @@ std::string describe(const Pointing& pointing) {
 std::string describe(const Coverage& coverage) {
   std::string launches;
   if (coverage.launches_compared > 0) {
-    launches = fmt::format(" and {} launches{}", grouped(coverage.launches_compared),
+    launches = fmt::format(" and {}{}", counted(coverage.launches_compared, "launch"),
                            coverage.buffers_compared == 0 ? "" : fmt::format(" ({})", counted(coverage.buffers_compared, "buffer")));
   }
   std::string text =
@@ -124,8 +124,12 @@ std::string painted_headline(const Verdict& verdict, const Style& style) {
 }
 
 std::string later_phrase(const Verdict& verdict) {
-  if (verdict.coverage.launches_compared == 0) return counted(verdict.propagated, "later record");
-  return fmt::format("{} later records and launches", grouped(verdict.propagated));
+  const bool one = verdict.propagated == 1, launches = verdict.coverage.launches_compared > 0;
+  return fmt::format("{} {} as a consequence",
+                     !launches ? counted(verdict.propagated, "later record")
+                     : one     ? "one later record or launch"
+                               : grouped(verdict.propagated) + " later records and launches",
+                     one ? "differs" : "differ");
 }
 
 void add_divergence(const Verdict& verdict, Blocks* blocks) {
@@ -136,15 +140,15 @@ void add_divergence(const Verdict& verdict, Blocks* blocks) {
   }
   blocks->add_list("evidence", verdict.cause.evidence);
   if (first.pointing) blocks->add("points at", describe(*first.pointing));
-  blocks->add("run A", first.before);
-  blocks->add("run B", first.after);
+  blocks->add(!verdict.one_run ? "run A" : verdict.finding.empty() ? "one rank" : "first pass", first.before);
+  blocks->add(!verdict.one_run ? "run B" : verdict.finding.empty() ? "another" : "recomputed", first.after);
   if (!first.kernel.empty()) blocks->add("kernel", first.kernel);
   std::vector<std::string> also;
   for (const Divergence& divergence : verdict.also_first) also.push_back(place_text(divergence));
   blocks->add_list("also first", also);
   blocks->add("ranks", ranks_phrase(verdict));
   blocks->add("propagated", verdict.propagated
-                                ? later_phrase(verdict) + " differ as a consequence"
+                                ? later_phrase(verdict)
                                 : "nothing else differs");
 }
 

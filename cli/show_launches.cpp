@@ -156,8 +156,7 @@ std::string launch_text(const StepLaunches& step, const RecordFilter& filter, co
   if (out.empty()) return out;
   const uint64_t count = step.summary->launches;
   const std::string heading =
-      fmt::format("rank {}, {}: {} {}", step.stream->header().rank, step_title(step.summary->step), grouped(count),
-                  count == 1 ? "launch" : "launches");
+      fmt::format("rank {}, {}: {}", step.stream->header().rank, step_title(step.summary->step), counted(count, "launch"));
   return style.bold(heading) + (step.summary->complete ? "\n" : " (incomplete)\n") + out;
 }
 

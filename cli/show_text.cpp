@@ -49,6 +49,7 @@ class OverviewText {
     if (overview_.launches != 0) line("launches", launches());
     line("records", fmt::format("{}, {} hashed, {} on disk", grouped(overview_.records),
                                 human_size(overview_.bytes_hashed), human_size(overview_.size_bytes)));
+    list("note", overview_.manifest.notes);
     list("gap", overview_.gaps);
     list("not seen", overview_.limits);
     list("problem", overview_.problems);
@@ -202,9 +203,9 @@ std::string overview_text(const Overview& overview, const Style& style, size_t w
 
 std::string step_text(const StepRows& step) {
   const uint64_t launches = step.summary->launches;
-  return fmt::format("rank {:<4} {:<22} {:>9} records {}{:>10} hashed  {}{}\n", step.stream->header().rank,
-                     step_title(step.summary->step), grouped(step.summary->records),
-                     launches == 0 ? "" : fmt::format("{:>9} launches ", grouped(launches)),
+  return fmt::format("rank {:<4} {:<22} {:>17} {}{:>10} hashed  {}{}\n", step.stream->header().rank,
+                     step_title(step.summary->step), counted(step.summary->records, "record"),
+                     launches == 0 ? "" : fmt::format("{:>18} ", counted(launches, "launch")),
                      human_size(step.summary->bytes_hashed), hex(step.summary->digest),
                      step.summary->complete ? "" : "  incomplete");
 }

@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include "kernels/digest_flat.cuh"
+#include "kernels/digest_flush.cuh"
 #include "kernels/digest_pieces.cuh"
 #include "kernels/digest_units.cuh"
 
@@ -79,6 +80,12 @@ FORKPOINT_PIECES_KERNEL(forkpoint_digest_pieces4, 4)
 FORKPOINT_PIECES_KERNEL(forkpoint_digest_pieces16, 16)
 FORKPOINT_PIECES_KERNEL(forkpoint_digest_pieces48, 48)
 
+extern "C" __global__ void __launch_bounds__(kBlockThreads)
+    forkpoint_digest_flush(const __grid_constant__ DigestFlush work) {
+  __shared__ FlushShared shared;
+  flush_digests(work, shared);
+}
+
 }  // namespace forkpoint::device
 
 namespace forkpoint {
@@ -107,7 +114,8 @@ const void* const kKernels[kDigestKernelCount] = {
     reinterpret_cast<const void*>(&device::forkpoint_digest_batch),
     reinterpret_cast<const void*>(&device::forkpoint_digest_pieces4),
     reinterpret_cast<const void*>(&device::forkpoint_digest_pieces16),
-    reinterpret_cast<const void*>(&device::forkpoint_digest_pieces48)};
+    reinterpret_cast<const void*>(&device::forkpoint_digest_pieces48),
+    reinterpret_cast<const void*>(&device::forkpoint_digest_flush)};
 
 // The number of multiprocessors of the current device; asked for each time, because threads change devices.
 cudaError_t multiprocessors(int* count) {
@@ -127,6 +135,7 @@ cudaError_t launch_planned(Launch& launch, cudaStream_t stream) {
 
 cudaError_t launch_digest(DigestLaunch& launch, cudaStream_t stream) { return launch_planned(launch, stream); }
 cudaError_t launch_digest(DigestPiecesLaunch& launch, cudaStream_t stream) { return launch_planned(launch, stream); }
+cudaError_t launch_digest(DigestFlushLaunch& launch, cudaStream_t stream) { return launch_planned(launch, stream); }
 
 cudaError_t digest_on_device(const void* data, const TensorView& view, const DigestTarget& target,
                              cudaStream_t stream) {

@@ -110,31 +110,41 @@ __device__ inline bool join_blocks_in_one(DigestScratch* scratch, uint32_t parts
   return true;
 }
 
-// One thread. Null when the ring is full: counted, never waited for.
-__device__ inline DigestSlot* draw_slot(DigestRing* ring, uint32_t& ticket) {
+// One thread. Results that reach nobody.
+__device__ inline void count_dropped(DigestRing* ring, uint32_t count) {
+  const unsigned long long before = atomicAdd(reinterpret_cast<unsigned long long*>(&ring->dropped_count), count);
+  *reinterpret_cast<volatile uint64_t*>(ring->dropped) = before + count;
+}
+
+struct Drawn {
+  uint64_t first;  // number of the first result
+  uint32_t count;  // as many as there was room for
+};
+
+// One thread. Places for `wanted` results, one after the other. What finds no room is counted, never waited for.
+__device__ inline Drawn draw_slots(DigestRing* ring, uint32_t wanted) {
   auto* taken = reinterpret_cast<unsigned long long*>(&ring->taken);
   unsigned long long mine = *reinterpret_cast<volatile unsigned long long*>(taken);
+  uint64_t consumed = *reinterpret_cast<volatile uint64_t*>(&ring->consumed_seen);
+  const auto capacity = static_cast<int64_t>(ring->capacity);
   for (;;) {
     // Signed: `mine` may be older than what was consumed since; the exchange below then finds out.
-    const auto capacity = static_cast<int64_t>(ring->capacity);
-    if (static_cast<int64_t>(mine - *reinterpret_cast<volatile uint64_t*>(&ring->consumed_seen)) >= capacity) {
+    int64_t room = capacity - static_cast<int64_t>(mine - consumed);
+    if (room < wanted) {
       // Only now ask the host's memory: it is a microsecond away. An old value may be stored over a newer one; it is
       // then looked up again.
-      const uint64_t consumed = *reinterpret_cast<const volatile uint64_t*>(ring->consumed);
+      consumed = *reinterpret_cast<const volatile uint64_t*>(ring->consumed);
       *reinterpret_cast<volatile uint64_t*>(&ring->consumed_seen) = consumed;
-      if (static_cast<int64_t>(mine - consumed) >= capacity) {
-        const unsigned long long lost =
-            atomicAdd(reinterpret_cast<unsigned long long*>(&ring->dropped_count), 1ull) + 1;
-        *reinterpret_cast<volatile uint64_t*>(ring->dropped) = lost;
-        return nullptr;
-      }
+      room = capacity - static_cast<int64_t>(mine - consumed);
     }
-    const unsigned long long found = atomicCAS(taken, mine, mine + 1);
-    if (found == mine) break;
+    const auto count = static_cast<uint32_t>(min(max(room, int64_t{0}), int64_t{wanted}));
+    const unsigned long long found = count == 0 ? mine : atomicCAS(taken, mine, mine + count);
+    if (found == mine) {
+      if (count < wanted) count_dropped(ring, wanted - count);
+      return {mine, count};
+    }
     mine = found;
   }
-  ticket = ring_ticket(mine, ring->capacity);
-  return ring->slots + mine % ring->capacity;
 }
 
 __device__ inline void write_word(DigestSlot* slot, int number, uint64_t word, uint32_t ticket) {
@@ -150,7 +160,11 @@ __device__ inline void write_to_ring(const DigestTarget& target, uint64_t word) 
   uint32_t ticket = 0, ordinal = 0;
   if (lane == 0) {
     ordinal = target.scratch->ordinal++;
-    slot = draw_slot(target.ring, ticket);
+    const Drawn drawn = draw_slots(target.ring, 1);
+    if (drawn.count == 1) {
+      ticket = ring_ticket(drawn.first, target.ring->capacity);
+      slot = target.ring->slots + drawn.first % target.ring->capacity;
+    }
   }
   slot = reinterpret_cast<DigestSlot*>(__shfl_sync(kAllLanes, reinterpret_cast<uint64_t>(slot), 0));
   ticket = __shfl_sync(kAllLanes, ticket, 0);
@@ -159,9 +173,21 @@ __device__ inline void write_to_ring(const DigestTarget& target, uint64_t word) 
   if (slot != nullptr && lane < kWordCount) write_word(slot, lane, word, ticket);
 }
 
-// All threads of a block that holds one of target's `parts` parts.
+// Lane i brings the block's word i, which stays in the scratch for a flush to fetch: nothing to wait for. The first
+// part also counts for those that are not there, so that a complete word's count is kAllCounted, whatever the parts.
+__device__ inline void keep_in_scratch(DigestScratch* scratch, uint32_t part, uint32_t parts, uint64_t word) {
+  const int lane = threadIdx.x % 32;
+  const uint64_t count = part == 0 ? kAllCounted + 1 - parts : 1;
+  if (lane < kWordSums) {
+    // Without a result, which atomicAdd has for the assembler even where nobody uses it.
+    asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(&scratch->word[lane]), "l"(word | count << kWordBits)
+                 : "memory");
+  }
+}
+
+// All threads of a block that holds one of target's `parts` parts: which one, only a flush needs to know.
 template <bool kMagnitude>
-__device__ void finish_digest(const Sums& sums, const DigestTarget& target, uint32_t parts,
+__device__ void finish_digest(const Sums& sums, const DigestTarget& target, uint32_t part_number, uint32_t parts,
                               uint64_t (&shared)[kBlockWarps][kPartCount]) {
   // Asked for early: most blocks raise nothing, and then have one atomic operation to wait for instead of two.
   uint64_t seen = 0;
@@ -179,6 +205,7 @@ __device__ void finish_digest(const Sums& sums, const DigestTarget& target, uint
     if (parts == 1 || join_blocks_in_one(target.scratch, parts, word)) write_to_ring(target, word);
     return;
   }
+  if (target.slot == nullptr) return keep_in_scratch(target.scratch, part_number, parts, word);
   bool complete = true;
   if (parts > 1) complete = join_blocks(target.scratch, parts, word);
   const bool last_complete = __shfl_sync(kAllLanes, complete, kWordNonfinite);

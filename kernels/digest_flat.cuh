@@ -96,6 +96,12 @@ struct FlatSums {
     for (uint32_t word : words) plain += word;
     magnitude.add(words);
   }
+  // A part of a word: the sums are linear in its bytes, though magnitudes are not.
+  __device__ void add_bytes(uint32_t word, uint32_t place, const FlatShared& shared) {
+    add_product(in_tile_a, shared.word_key[0][place], word);
+    add_product(in_tile_b, shared.word_key[1][place], word);
+    plain += word;
+  }
   __device__ void recount(const uint4& row) {
     const uint32_t words[4] = {row.x, row.y, row.z, row.w};
     magnitude.recount(words);
@@ -131,21 +137,91 @@ __device__ void add_end_tile(const DigestFlat& work, uint64_t tile, const FlatSh
   for (int i = 0; i < kRows; ++i) sums.recount(load_block_within(origin + i * kRowBytes, begin, end));
 }
 
+// Of a tile that the run does not fill: its whole 16-byte blocks, and of those at the run's ends a byte a lane (lanes 0
+// to 15 of the first, the others of the last). Far fewer instructions than putting these together, but of raw bytes
+// only.
+struct EndTile {
+  uint4 rows[kRows];
+  uint32_t edge = 0, edge_place = 0;  // the byte where it stands in its word, and which word of the tile that is
+
+  __device__ void load(const DigestFlat& work, uint64_t tile) {
+    const uint32_t lane = threadIdx.x % 32;
+    const uint64_t begin = reinterpret_cast<uint64_t>(work.data), end = begin + work.size_bytes;
+    const uint64_t origin = begin - work.first_byte + tile * kTileBytes;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const uint64_t address = origin + i * kRowBytes + 16 * lane;
+      const bool whole = address >= begin && address + 16 <= end;
+      rows[i] = whole ? load_block(reinterpret_cast<const unsigned char*>(address)) : uint4{};
+    }
+    const bool at_end = lane >= 16;
+    const uint64_t cut = at_end ? end : begin, block = cut / 16 * 16, address = block + lane % 16;
+    const bool is_cut = cut != block && !(at_end && begin > block);  // of one block with both ends the first lanes see
+    const bool mine = is_cut && address >= max(begin, origin) && address < min(end, origin + kTileBytes);
+    const auto place = static_cast<uint32_t>(address - origin);
+    edge_place = mine ? place / 4 : 0;
+    edge = mine ? uint32_t{*reinterpret_cast<const unsigned char*>(address)} << (8 * (place % 4)) : 0;
+  }
+  __device__ void add(uint64_t tile, const FlatShared& shared, FlatSums<kLoopNone>& sums) const {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) sums.add_row(rows[i], i, shared);
+    sums.add_bytes(edge, edge_place, shared);
+    sums.end_tile(tile_keys(tile));
+  }
+};
+
+// The tiles of a run, by number.
+struct Tiles {
+  uint64_t first, last;           // that it touches
+  uint64_t first_full, end_full;  // that it fills
+  __device__ explicit Tiles(const DigestFlat& work) {
+    const uint64_t end_byte = work.first_byte + work.size_bytes;
+    first = work.first_byte / kTileBytes;
+    last = (end_byte - 1) / kTileBytes;
+    first_full = (work.first_byte + kTileBytes - 1) / kTileBytes;
+    end_full = max(end_byte / kTileBytes, first_full);
+  }
+  __device__ bool fills(uint64_t tile) const { return tile >= first_full && tile < end_full; }
+};
+
+// is_loaded: the last tile was, into `ends`.
+template <DigestLoop kLoop>
+__device__ void add_ends(const DigestFlat& work, const Tiles& tiles, EndTile& ends, bool is_loaded,
+                         const FlatShared& shared, FlatSums<kLoop>& sums) {
+#pragma unroll 1
+  for (uint64_t tile = tiles.last;; tile = tiles.first) {
+    if (!tiles.fills(tile)) {
+      if constexpr (kLoop == kLoopNone) {
+        if (!is_loaded || tile != tiles.last) ends.load(work, tile);
+        ends.add(tile, shared, sums);
+      } else {
+        add_end_tile(work, tile, shared, sums);
+      }
+    }
+    if (tile == tiles.first) break;
+  }
+}
+
 // This thread's. part: which of the `parts` blocks this one is that go through the run together.
 template <DigestLoop kLoop>
 __device__ Sums flat_sums(const DigestFlat& work, uint32_t part, uint32_t parts, FlatShared& shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const uint64_t end_byte = work.first_byte + work.size_bytes;
-  const uint64_t first_full = (work.first_byte + kTileBytes - 1) / kTileBytes;
-  const uint64_t end_full = max(end_byte / kTileBytes, first_full);
+  const Tiles tiles(work);
+  const uint64_t end_full = tiles.end_full;
   const uint64_t step = uint64_t{parts} * kBlockWarps;
-  const uint64_t start = first_full + uint64_t{part} * kBlockWarps + warp;
+  const uint64_t start = tiles.first_full + uint64_t{part} * kBlockWarps + warp;
+  // The ends are for the warp that has least to do, the last one. Where it has nothing else, as of a small run, it asks
+  // for them now: what it would wait for behind the barrier is as long as all the rest.
+  const bool has_ends = part == parts - 1 && warp == kBlockWarps - 1 && work.size_bytes > 0;
+  const bool ends_alone = kLoop == kLoopNone && has_ends && start >= end_full && !tiles.fills(tiles.last);
   const unsigned char* address = reinterpret_cast<const unsigned char*>(
       reinterpret_cast<uint64_t>(work.data) - work.first_byte + start * kTileBytes + 16 * lane);
 
   FlatSums<kLoop> sums({work.mask, work.largest_finite});
-  uint4 rows[kRows] = {};
+  EndTile end_tile;
+  uint4 (&rows)[kRows] = end_tile.rows;
   if (start < end_full) load_tile(address, rows);
+  if (ends_alone) end_tile.load(work, tiles.last);
   copy_word_keys(shared);
   shared.tile_key[warp][lane] = tile_keys(start + lane * step);
   __syncthreads();
@@ -172,22 +248,14 @@ __device__ Sums flat_sums(const DigestFlat& work, uint32_t part, uint32_t parts,
       __syncwarp();
     }
   }
-  // By the warp that has least to do: the last one.
-  if (part == parts - 1 && warp == kBlockWarps - 1 && work.size_bytes > 0) {
-    const uint64_t first_tile = work.first_byte / kTileBytes, last_tile = (end_byte - 1) / kTileBytes;
-#pragma unroll 1
-    for (uint64_t tile = first_tile;; tile = last_tile) {
-      if (tile < first_full || tile >= end_full) add_end_tile(work, tile, shared, sums);
-      if (tile == last_tile) break;
-    }
-  }
+  if (has_ends) add_ends(work, tiles, end_tile, ends_alone, shared, sums);
   return sums.sums();
 }
 
 template <DigestLoop kLoop>
 __device__ void digest_flat(const DigestFlat& work, uint32_t part, uint32_t parts, FlatShared& shared) {
   const Sums sums = flat_sums<kLoop>(work, part, parts, shared);
-  finish_digest<kLoop != kLoopNone>(sums, work.target, work.parts, shared.sums);
+  finish_digest<kLoop != kLoopNone>(sums, work.target, part, work.parts, shared.sums);
 }
 
 }  // namespace forkpoint::device

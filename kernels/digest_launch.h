@@ -24,8 +24,8 @@ namespace forkpoint {
 struct DigestTarget {
   DigestSlot* slot = nullptr;        // used when ring is null
   DigestRing* ring = nullptr;        // else the slot is drawn here
-  DigestScratch* scratch = nullptr;  // always needed
-  uint32_t ticket = 0;               // not 0; not what the slot bears already; unused with a ring
+  DigestScratch* scratch = nullptr;  // always needed; with neither slot nor ring a flush fetches the sums from here
+  uint32_t ticket = 0;               // not 0; not what the slot bears already; unused without a slot
   uint32_t node = 0;                 // handed through to SlotResult
 };
 
@@ -83,7 +83,8 @@ enum DigestLoop : uint32_t {
 };
 inline constexpr int kDigestBatchKernel = 2 * kLoopCount;
 inline constexpr int kDigestPiecesKernel = kDigestBatchKernel + 1;  // the smallest of three, see digest_pieces.h
-inline constexpr int kDigestKernelCount = kDigestPiecesKernel + 3;
+inline constexpr int kDigestFlushKernel = kDigestPiecesKernel + 3;  // see digest_flush.h
+inline constexpr int kDigestKernelCount = kDigestFlushKernel + 1;
 inline constexpr const char* kDigestKernelNames[kDigestKernelCount] = {"forkpoint_digest_flat_none",
                                                                        "forkpoint_digest_flat_masked8",
                                                                        "forkpoint_digest_flat_masked16",
@@ -105,7 +106,8 @@ inline constexpr const char* kDigestKernelNames[kDigestKernelCount] = {"forkpoin
                                                                        "forkpoint_digest_batch",
                                                                        "forkpoint_digest_pieces4",
                                                                        "forkpoint_digest_pieces16",
-                                                                       "forkpoint_digest_pieces48"};
+                                                                       "forkpoint_digest_pieces48",
+                                                                       "forkpoint_digest_flush"};
 
 struct DigestLaunch {
   int kernel = 0;  // index into kDigestKernelNames
@@ -132,8 +134,8 @@ DigestLaunch plan_digest_bytes(const void* data, size_t size_bytes, DType dtype,
                                const DigestTarget& target, int multiprocessors);
 
 // Many tensors in one launch. singles: what plan_digest made; only those that are is_flat() can be part of a batch (of
-// a target each its own). Writes the batch's pieces to `pieces` and returns how many, or 0 when capacity is too small
-// (then nothing may be launched). The caller copies them to device_pieces before the launch.
+// a target each its own, with a slot or a ring). Writes the batch's pieces to `pieces` and returns how many, or 0 when
+// capacity is too small (then nothing may be launched). The caller copies them to device_pieces before the launch.
 size_t plan_digest_batch(const DigestLaunch* singles, size_t count, const DigestFlat* device_pieces, DigestFlat* pieces,
                          size_t capacity, int multiprocessors, DigestLaunch* launch);
 

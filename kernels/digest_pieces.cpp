@@ -48,7 +48,7 @@ DigestPiece piece_of(const DigestRequest& request, uint64_t rounds) {
   piece.size_bytes = request.size_bytes;
   piece.slot_or_ring = target.ring != nullptr ? static_cast<void*>(target.ring) : target.slot;
   piece.scratch = target.scratch;
-  piece.ticket = target.ring != nullptr ? 0 : target.ticket;
+  piece.ticket = target.ring != nullptr || target.slot == nullptr ? 0 : target.ticket;
   piece.node = target.node;
   piece.blocks = static_cast<uint32_t>(blocks_of(tiles_of(request), rounds));
   return piece;

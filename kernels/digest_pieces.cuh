@@ -8,15 +8,17 @@
 
 namespace forkpoint::device {
 
-// The last whose first block is not behind `block`. The same for all threads of a block.
+// The last whose first block is not behind `block`. The same for all threads of a block. Comparisons that do not depend
+// on each other: each step of a search would wait for the one before.
 template <int kCapacity>
 __device__ int piece_of(const DigestPieces<kCapacity>& pieces, uint32_t block) {
-  int place = 0;
+  constexpr int kPlaces = DigestPieces<kCapacity>::kPlaces, kGroup = kPlaces < 16 ? kPlaces : 16;
+  int group = 0, place = 0;
 #pragma unroll
-  for (int step = DigestPieces<kCapacity>::kPlaces / 2; step > 0; step /= 2) {
-    if (pieces.first_block[place + step] <= block) place += step;
-  }
-  return place;
+  for (int i = kGroup; i < kPlaces; i += kGroup) group += pieces.first_block[i] <= block ? kGroup : 0;
+#pragma unroll
+  for (int i = 1; i < kGroup; ++i) place += pieces.first_block[group + i] <= block;
+  return group + place;
 }
 
 __device__ inline DigestTarget target_of(const DigestPiece& piece) {
@@ -36,8 +38,9 @@ __device__ void digest_piece(const DigestPieces<kCapacity>& pieces, FlatShared& 
   DigestFlat run = {};
   run.data = piece.data;
   run.size_bytes = piece.size_bytes;
-  const Sums sums = flat_sums<kLoopNone>(run, blockIdx.x - pieces.first_block[place], piece.blocks, shared);
-  finish_digest<false>(sums, target_of(piece), piece.blocks, shared.sums);
+  const uint32_t part = blockIdx.x - pieces.first_block[place];
+  const Sums sums = flat_sums<kLoopNone>(run, part, piece.blocks, shared);
+  finish_digest<false>(sums, target_of(piece), part, piece.blocks, shared.sums);
 }
 
 }  // namespace forkpoint::device

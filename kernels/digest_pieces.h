@@ -33,7 +33,7 @@ inline constexpr int kMostPieces = 48;
 struct alignas(16) DigestPiece {
   const void* data;
   uint64_t size_bytes;
-  void* slot_or_ring;  // with ticket 0 a DigestRing, else a DigestSlot
+  void* slot_or_ring;  // with ticket 0 a DigestRing or nothing, else a DigestSlot
   DigestScratch* scratch;
   uint32_t ticket;
   uint32_t node;

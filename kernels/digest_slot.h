@@ -23,6 +23,7 @@ enum DigestWord : int {
 };
 inline constexpr int kWordBits = 48;
 inline constexpr uint32_t kMostParts = (1u << 16) - 1;
+inline constexpr uint64_t kAllCounted = kMostParts;  // of a word that a flush finds complete
 
 // Where a result arrives: mapped pinned host memory, so that a thread which makes no CUDA call can wait for it. Every
 // 8-byte cell holds 4 bytes of the result and, above them, the ticket of the use that wrote them: a cell arrives whole
@@ -42,15 +43,19 @@ struct SlotResult {
 // False while the digest that was given this ticket is not there yet. Any thread; makes no CUDA call.
 bool read_slot(const DigestSlot& slot, uint32_t ticket, SlotResult* result);
 
-// Sums of a digest that several blocks share. Device memory, zeroed once by its owner; each digest leaves it ready for
-// the next. REQUIRES: no two digests that may run at the same time share one.
+// Sums of a digest that several blocks share, or that a flush fetches later (kernels/digest_flush.h). Device memory,
+// zeroed once by its owner; each digest, or its flush, leaves it ready for the next. REQUIRES: no two digests that may
+// run at the same time share one.
 struct alignas(128) DigestScratch {
   uint64_t word[kWordSums];
   uint64_t magnitude;    // largest so far
   uint32_t blocks_done;  // with a ring, where one block must have all sums
   uint32_t ordinal;
-  uint64_t unused[6];
+  uint32_t broken;       // a flush came when a word was not complete: its results are not believed any more
+  uint32_t unused_half;
+  uint64_t unused[5];
 };
+static_assert(sizeof(DigestScratch) == 128);
 
 // Slots that the device chooses at each execution, for digests inside a captured graph, which runs many times. The
 // structure lies in device memory (copied there once, counters zero); slots, consumed and dropped in mapped pinned host

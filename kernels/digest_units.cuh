@@ -247,7 +247,7 @@ __device__ void digest_units(const DigestUnits& work, UnitsShared& shared) {
   } else {
     add_units<kLoop, uint64_t>(work, shared, sums);
   }
-  finish_digest<kLoop != kLoopNone>(sums.sums(), work.common.target, work.common.parts, shared.sums);
+  finish_digest<kLoop != kLoopNone>(sums.sums(), work.common.target, blockIdx.x, work.common.parts, shared.sums);
 }
 
 }  // namespace forkpoint::device

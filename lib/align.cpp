@@ -158,7 +158,7 @@ void collect_gaps(const Run& run, char which, int64_t offset, const DiffOptions&
   }
 }
 
-void collect_coverage_limits(const Run& a, const Run& b, Alignment* out) {
+void collect_coverage_limits(const Run& a, const Run& b, bool must_be_alike, Alignment* out) {
   std::map<std::string, int> seen;  // bit 0: declared in A, bit 1: in B
   const auto collect = [&seen](const Run& run, int bit) {
     for (const auto& stream : run.streams()) {
@@ -173,7 +173,7 @@ void collect_coverage_limits(const Run& a, const Run& b, Alignment* out) {
     const std::string one_sided = fmt::format("{} (declared in run {} only)", text, in == 1 ? 'A' : 'B');
     out->limits.push_back(in == 3 ? text : one_sided);
     // What one run has not seen, the other has: nothing says that it is equal.
-    if (in != 3) out->blockers.push_back("not seen: " + one_sided);
+    if (in != 3 && must_be_alike) out->blockers.push_back("not seen: " + one_sided);
   }
 }
 
@@ -219,7 +219,7 @@ Alignment align(const Run& a, const Run& b, const DiffOptions& options) {
         out.gaps.size() == 1 ? "records were lost: " + out.gaps[0]
                              : fmt::format("records were lost in {} places, first: {}", out.gaps.size(), out.gaps[0]));
   }
-  collect_coverage_limits(a, b, &out);
+  collect_coverage_limits(a, b, options.limits_alike, &out);
   return out;
 }
 

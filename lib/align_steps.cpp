@@ -162,8 +162,9 @@ void align_steps(const Run& a, const Run& b, const DiffOptions& options, Alignme
   find_start(a, b, out);
   const int64_t every_a = every_of(a), every_b = every_of(b);
   if (every_a != every_b) {
-    out->blockers.push_back(fmt::format("run A records every {} steps, run B every {}: only common steps were compared",
-                                        every_a, every_b));
+    const auto steps = [](int64_t every) { return every == 1 ? "step" : fmt::format("{} steps", every); };
+    out->blockers.push_back(fmt::format("run A records every {}, run B every {}: only common steps were compared",
+                                        steps(every_a), steps(every_b)));
   }
   const int64_t last_ran = std::max(last_step_of(a, 0), last_step_of(b, out->offset_b));
   if (options.last_step && last_ran != kPrologueStep && *options.last_step >= last_ran + std::max(every_a, every_b)) {

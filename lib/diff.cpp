@@ -8,6 +8,7 @@
 #include "lib/diff_verdict.h"
 #include "lib/error.h"
 #include "lib/launch_sinks.h"
+#include "lib/recompute.h"
 #include "lib/verdict_text.h"
 
 namespace forkpoint {
@@ -96,6 +97,10 @@ void add_common_notes(const Findings& findings, Verdict* verdict) {
   }
   append(manifest_notes(findings.input.run_a, findings.input.run_b));
   append(launch_notes(findings.input, findings.launches));
+  // Looked for in one step: where they part, else the first. A job that does not recompute what it computed never does.
+  const int64_t step = verdict->first && !verdict->first->in_prologue ? verdict->first->step : alignment.begin;
+  append(recompute_notes(findings.input.run_a, "run A", step));
+  append(recompute_notes(findings.input.run_b, "run B", step - alignment.offset_b));
 }
 
 // Of the steps that were found equal unread, only the rows of all kinds are known before the files are checked.
@@ -132,11 +137,13 @@ void say_identical(const Findings& findings, Verdict* verdict) {
   }
   verdict->outcome = Outcome::identical;
   const uint64_t launches = verdict->coverage.launches_compared;
+  verdict->until = until_failure(input.run_a, input.run_b);
   verdict->reason =
-      fmt::format("{} agrees ({}{}){}",
+      fmt::format("{} agrees ({}{}){}{}",
                   input.alignment.levels_differ ? "every record that both runs have" : "every record of both runs",
                   counted(verdict->coverage.records_compared, "record"),
-                  launches == 0 ? "" : fmt::format(", and what left the devices in {} launches", grouped(launches)),
+                  launches == 0 ? "" : fmt::format(", and what left the devices in {}", counted(launches, "launch")),
+                  verdict->until.empty() ? "" : fmt::format(" {}", verdict->until),
                   findings.options.verify_checksums ? "" : "; the files were not verified");
 }
 

@@ -20,6 +20,7 @@ struct DiffOptions {
   bool verify_checksums = true;                  // every frame of both runs, before saying identical
   bool want_map = false;
   bool launches = true;                          // compare the launches too, where both runs have them
+  bool limits_alike = true;                      // what only one run declares as not seen forbids the word identical
   std::function<void(uint64_t done, uint64_t total)> progress;  // called from one thread at a time
 };
 

@@ -118,8 +118,19 @@ std::vector<std::string> manifest_notes(const Run& a, const Run& b) {
   for (const auto& [run, which] : {std::pair(&a, 'A'), std::pair(&b, 'B')}) {
     if (run->manifest().exit_status > 0)
       notes.push_back(fmt::format("the command of run {} exited with status {}", which, run->manifest().exit_status));
+    for (const std::string& note : run->manifest().notes) notes.push_back(fmt::format("run {}: {}", which, note));
   }
   return notes;
+}
+
+std::string until_failure(const Run& a, const Run& b) {
+  const int in_a = a.manifest().exit_status, in_b = b.manifest().exit_status;
+  if (in_a > 0 && in_a == in_b) return fmt::format("up to where both commands failed (exit status {})", in_a);
+  if (in_a > 0 && in_b > 0) {
+    return fmt::format("up to where both commands failed (exit status {} in run A, {} in run B)", in_a, in_b);
+  }
+  if (in_a <= 0 && in_b <= 0) return {};
+  return fmt::format("up to where the command of run {} failed (exit status {})", in_a > 0 ? 'A' : 'B', std::max(in_a, in_b));
 }
 
 StructureNotes structure_notes(const Scan& scan, const Alignment& alignment, Joins* joins) {

@@ -10,6 +10,8 @@ namespace forkpoint {
 
 // Versions, devices and variables that can change results.
 std::vector<std::string> environment_differences(const Run& a, const Run& b);
+// "up to where both commands failed (exit status 1)": equal runs are so only until then. Empty: none is known to have failed.
+std::string until_failure(const Run& a, const Run& b);
 // Commands, working folders and the like: worth knowing, no explanation by itself.
 std::vector<std::string> manifest_notes(const Run& a, const Run& b);
 

@@ -244,8 +244,9 @@ void conclude(const Run& a, const Run& b, const DiffOptions& options, const Tota
   }
   if (!options.verify_checksums) verdict->coverage.limits.push_back("the checksums of the files were not verified");
   verdict->outcome = Outcome::identical;
-  verdict->reason =
-      fmt::format("every tensor agrees when put together ({})", counted(coverage.records_compared, "tensor"));
+  verdict->until = until_failure(a, b);
+  verdict->reason = fmt::format("every tensor agrees when put together ({}){}", counted(coverage.records_compared, "tensor"),
+                                verdict->until.empty() ? "" : fmt::format(" {}", verdict->until));
 }
 
 }  // namespace

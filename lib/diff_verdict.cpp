@@ -93,9 +93,10 @@ std::string later_text(const Verdict& verdict) {
 }
 
 std::string reason_for(const LaunchFacts& facts, const Verdict& verdict) {
-  const char* how = "its inputs agree and its output differs";
+  std::string how = "its inputs agree and its output differs";
   switch (facts.end) {
     case EndKind::launch:
+      if (!facts.resized.empty()) how = facts.resized;
       break;
     case EndKind::collective:
       break;
@@ -118,7 +119,7 @@ std::string reason_for(const LaunchFacts& facts, const Verdict& verdict) {
 std::string reason_for(const CauseFacts& facts, const Verdict& verdict) {
   const std::string place = place_text(*verdict.first);
   if (facts.structure_only)
-    return fmt::format("the runs do not record the same: first at {}; every record that both have agrees", place);
+    return fmt::format("the runs do not record the same: first {}; every record that both have agrees", at_text(*verdict.first));
   const std::string later = later_text(verdict);
   std::string how = "differs first";
   if (facts.collective_output && facts.collective_judged) how = "every member's input agrees and the output differs";

@@ -57,9 +57,9 @@ std::string check_launch_sum(const HashStreamReader& stream, size_t step_index, 
   }
   if (sum == summary.launch_sum && launches->rows.size() == summary.launches) return {};
   return fmt::format(
-      "{}: the {} launches of step {} do not add up to the step's summary: frames of two runs are mixed in this "
+      "{}: the launches of step {} ({} in all) do not add up to the step's summary: frames of two runs are mixed in this "
       "file (a copy that was interrupted?). Restore it from a copy, or record again.",
-      stream.path(), launches->rows.size(), summary.step);
+      stream.path(), summary.step, launches->rows.size());
 }
 
 // A sentence where the records of a step are not those that its summary was made of.
@@ -79,9 +79,9 @@ std::string check_sum(const HashStreamReader& stream, size_t step_index, StepCol
     ++records;
   }
   if (sum == summary.digest && records == summary.records) return {};
-  return fmt::format("{}: the {} records of step {} do not add up to the step's summary: frames of two runs are mixed in this "
+  return fmt::format("{}: the records of step {} ({} in all) do not add up to the step's summary: frames of two runs are mixed in this "
                      "file (a copy that was interrupted?). Restore it from a copy, or record again.",
-                     stream.path(), records, summary.step);
+                     stream.path(), summary.step, records);
 }
 
 }  // namespace

@@ -196,8 +196,12 @@ class Scanner {
   void explain_incomplete(const ScannedStep& scanned, bool is_last, bool alive) {
     if (scanned.has_end) {
       const StepSums& stored = scanned.stored;
-      std::string told = fmt::format("{} records in {} frames", stored.total_records(), stored.frames);
-      if (stored.launches != 0) told += fmt::format(" and {} launches in {}", stored.launches, stored.launch_frames);
+      const auto s = [](uint64_t count, const char* more) { return count == 1 ? "" : more; };
+      const uint64_t records = stored.total_records();
+      std::string told = fmt::format("{} record{} in {} frame{}", records, s(records, "s"), stored.frames, s(stored.frames, "s"));
+      if (stored.launches != 0) {
+        told += fmt::format(" and {} launch{} in {}", stored.launches, s(stored.launches, "es"), stored.launch_frames);
+      }
       add_step_gap(scanned.step, fmt::format("step {} does not hold the {} that its end tells of", scanned.step, told));
     } else if (!is_last) {
       add_step_gap(scanned.step, fmt::format("step {} has no end", scanned.step));

@@ -34,6 +34,8 @@ std::string_view name(LaunchKind kind);
 // Makes or changes data on the device: what a verdict can name.
 constexpr bool is_work(LaunchKind kind) { return kind <= LaunchKind::set; }
 
+constexpr bool is_move(LaunchKind kind) { return kind == LaunchKind::copy || kind == LaunchKind::set; }
+
 inline constexpr uint32_t kEveryStream = 0xFFFFFFFFu;
 
 enum LaunchFlags : uint8_t {

@@ -16,7 +16,7 @@ namespace {
 using Classes = std::vector<std::string>;
 
 std::string joined(const std::vector<std::string>& parts) { return fmt::format("{}", fmt::join(parts, ", ")); }
-std::string launches(uint64_t count) { return fmt::format("{} launch{}", grouped(count), count == 1 ? "" : "es"); }
+std::string launches(uint64_t count) { return counted(count, "launch"); }
 
 // Kernels that draw random numbers, by their names in the usual libraries.
 bool draws_random_numbers(const std::string& kernel) {
@@ -216,6 +216,7 @@ void decide_class(const LaunchFacts& facts, Cause* cause) {
   const bool unstable = facts.retry_a.outputs > 1 || facts.retry_b.outputs > 1;
   const ParameterCheck& parameters = facts.parameters;
   if (facts.end == EndKind::from_host) return decide_from_host(facts, cause);
+  if (!facts.resized.empty() && facts.end == EndKind::launch) return decide(cause, "structure");
   if (!facts.uninitialized.empty()) return decide(cause, "uninitialized_memory");
   const bool raced = facts.races.only_a || facts.races.only_b;
   if (raced && facts.end != EndKind::gap) return decide(cause, "stream_race");
@@ -240,12 +241,12 @@ void decide_class(const LaunchFacts& facts, Cause* cause) {
 std::string next_command(const LaunchFacts& facts) {
   const bool retried = facts.retry_a.runs + facts.retry_b.runs > 0;
   const bool open = facts.end == EndKind::launch || facts.end == EndKind::entered;
-  if (open && !facts.command.empty() && !(facts.inputs_hashed && retried) && facts.uninitialized.empty()) {
-    if (facts.first.in_prologue)
-      return fmt::format("forkpoint record --level launch {}--inputs --retry 20 --launch -1:{} -o {}-retry -- {}",
-                         facts.record_options, facts.index, facts.run_b, facts.command);
-    return fmt::format("forkpoint record --level launch {}--inputs --retry 20 --launch {}:{} -o {}-retry -- {}",
-                       facts.record_options, facts.first.step, facts.index, facts.run_b, facts.command);
+  const bool known = facts.inputs_hashed && (retried || facts.moves);
+  if (open && facts.resized.empty() && !facts.command.empty() && !known && facts.uninitialized.empty()) {
+    const std::string step = facts.first.in_prologue ? "-1" : fmt::format("{}", facts.first.step);
+    const std::string retry = facts.moves ? "" : fmt::format("--retry 20 --launch {}:{} ", step, facts.index);
+    return fmt::format("forkpoint record --level launch {}--inputs {}-o {}-{} -- {}", facts.record_options, retry, facts.run_b,
+                       facts.moves ? "inputs" : "retry", facts.command);
   }
   std::string command = fmt::format("forkpoint show {}", facts.run_b);
   if (!facts.first.in_prologue) command += fmt::format(" --steps {0}:{0}", facts.first.step);

@@ -35,6 +35,8 @@ struct LaunchFacts {
   std::vector<std::string> only_a, only_b;  // kernels of the gap, or the one that only one run has
   bool repeats = false;   // it was handed the buffers of another launch before it: the same work again
   bool replaced = false;  // both runs have launches in it that left what differs
+  bool moves = false;     // a copy or set: there is no kernel to run again
+  std::string resized;    // a copy or set of another size in each run, as a sentence
   std::string uneven;     // the step has more launches of this kernel in one run, as a sentence
 
   std::vector<std::string> inputs;           // buffers whose content before agrees

@@ -246,6 +246,7 @@ void RankComparison::compare_pair(size_t s, uint32_t i, uint32_t j) {
   node.kernel = join_.kernel(false, row_a);
   node.manner = manner_of(node.kernel, row_a);
   node.flags = row_a.flags | row_b.flags;
+  node.resized = is_move(row_a.kind) && row_a.bytes != row_b.bytes;
   node.places = places_of(i, j);
   if (row_a.kind == LaunchKind::kernel) settle_mismatches(node.kernel, &node.places);
   bool differs = false;

@@ -9,6 +9,7 @@
 #include "lib/cause_facts.h"
 #include "lib/error.h"
 #include "lib/launch_words.h"
+#include "lib/verdict_text.h"
 
 namespace forkpoint {
 namespace {
@@ -137,6 +138,11 @@ class Gatherer {
   void look_at_launch() {
     if (node_.row_a >= a_.size() || node_.row_b >= b_.size()) return;
     const LaunchRow &a = a_.row(node_.row_a), &b = b_.row(node_.row_b);
+    facts_.moves = is_move(a.kind);
+    if (node_.resized) {
+      facts_.resized =
+          fmt::format("it moves {} in run A and {} in run B", counted(a.bytes, "byte"), counted(b.bytes, "byte"));
+    }
     const auto say = [&](const std::string& what, const std::string& in_a, const std::string& in_b) {
       if (in_a != in_b) facts_.configuration.push_back(fmt::format("{}: {} in run A, {} in run B", what, in_a, in_b));
     };
@@ -176,9 +182,9 @@ class Gatherer {
     const uint64_t in_a = count(false, a_), in_b = count(true, b_);
     if (in_a == in_b) return;
     facts_.uneven = fmt::format(
-        "this step has {} launches of {} in run A and {} in run B: one that only one run has may have been taken for "
+        "this step has {} of {} in run A and {} in run B: one that only one run has may have been taken for "
         "its neighbour",
-        in_a, short_kernel_name(join_.names.name(node_.kernel)), in_b);
+        counted(in_a, "launch"), short_kernel_name(join_.names.name(node_.kernel)), in_b);
   }
 
   // Digests of the named output: in the repetitions of a row, in the row, and in the other run.
@@ -214,6 +220,7 @@ class Gatherer {
       const std::string name = place_name(place.place());
       if (((place.a.buffer.flags | place.b.buffer.flags) & kBufferWindow) != 0) facts_.windows.push_back(name);
       if (node_.form == NodeForm::gap || place.overwritten || !place.a.there || !place.b.there) continue;
+      if (node_.resized && place.a.buffer.bytes != place.b.buffer.bytes) continue;
       if (((place.a.buffer.flags | place.b.buffer.flags) & kBufferAddresses) != 0) continue;
       const bool hashed = place.a.hashed && place.b.hashed;
       const bool scratch = std::count(origin_.end.not_followed.begin(), origin_.end.not_followed.end(), k) != 0;
@@ -236,8 +243,7 @@ class Gatherer {
         node_.form == NodeForm::launch && !named->before_known() && !named->fresh() && !named->overwritten;
     if (node_.form == NodeForm::launch && node_.row_a < a_.size()) {
       const LaunchRow& row = a_.row(node_.row_a);
-      const bool moves = row.kind == LaunchKind::copy || row.kind == LaunchKind::set;
-      facts_.beyond_write = moves && named->place() == kPlaceTarget && named->a.buffer.bytes > row.bytes;
+      facts_.beyond_write = is_move(row.kind) && named->place() == kPlaceTarget && named->a.buffer.bytes > row.bytes;
     }
   }
 

@@ -67,6 +67,7 @@ struct DataNode {
   uint64_t manner = 0;                   // of kernel, grid and parameters: by them a kernel may overwrite or accumulate
   uint8_t flags = 0;                     // LaunchFlags of both
   bool sink = false;                     // leaves the device, or is seen by another one
+  bool resized = false;                  // a copy or set of another number of bytes in each run: their digests do not compare
   std::vector<PlaceFact> places;         // of a gap: each on one side only
   std::vector<uint32_t> rows_a, rows_b;  // of a gap: all its rows
   std::vector<uint32_t> inputs;          // of a collective: the nodes of its own inputs that differ

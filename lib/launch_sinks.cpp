@@ -16,7 +16,7 @@ struct Sinks {
   std::string first;
 };
 
-std::string counted_copies(uint64_t copies) { return fmt::format("{} cop{}", grouped(copies), copies == 1 ? "y" : "ies"); }
+std::string counted_copies(uint64_t copies) { return counted(copies, "copy"); }
 
 void add(const Sinks& part, Sinks* total) {
   if (total->undigested == 0) total->first = part.first;
@@ -86,9 +86,9 @@ std::vector<std::string> sink_blockers(const OriginInput& input, uint64_t record
   }
   if (!both.uneven.empty()) out.push_back(both.uneven + ": what only one run copies was not compared");
   if (both.a.copies + both.b.copies + records_compared == 0 && single > 0) {
-    out.push_back(fmt::format("{} launches are in one run only, and neither run has a record or a copy to the host to compare "
+    out.push_back(fmt::format("{} in one run only, and neither run has a record or a copy to the host to compare "
                               "what they led to",
-                              grouped(single)));
+                              counted(single, "launch") + (single == 1 ? " is" : " are")));
   }
   return out;
 }

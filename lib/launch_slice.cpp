@@ -71,6 +71,7 @@ class Walk {
     if (node.form == NodeForm::collective) return EndKind::collective;
     if (node.form == NodeForm::gap) return EndKind::gap;
     if ((node.flags & kLaunchFromHost) != 0) return EndKind::from_host;
+    if (node.resized) return EndKind::launch;  // that other bytes were found in it is no finding
     return inputs.entered != kNoPlace || node.form == NodeForm::record ? EndKind::entered : EndKind::launch;
   }
 

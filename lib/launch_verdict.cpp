@@ -14,8 +14,6 @@
 namespace forkpoint {
 namespace {
 
-std::string launches_text(uint64_t count) { return fmt::format("{} launch{}", grouped(count), count == 1 ? "" : "es"); }
-
 class Joiner {
  public:
   Joiner(const OriginInput& input, const Origins& origins, const LaunchScan& launches)
@@ -273,7 +271,7 @@ std::vector<std::string> launch_notes(const OriginInput& input, const LaunchScan
     constexpr size_t kMost = 6;
     std::vector<std::string> names;
     for (const auto& [kernel, count] : kernels) {
-      if (names.size() < kMost) names.push_back(fmt::format("{} ({})", kernel, launches_text(count)));
+      if (names.size() < kMost) names.push_back(fmt::format("{} ({})", kernel, counted(count, "launch")));
     }
     if (kernels.size() > kMost) names.push_back(fmt::format("{} more", kernels.size() - kMost));
     out.push_back(
@@ -283,7 +281,7 @@ std::vector<std::string> launch_notes(const OriginInput& input, const LaunchScan
   }
   for (const auto& [count, which] : {std::pair(only_a, 'A'), std::pair(only_b, 'B')}) {
     if (count > 0)
-      out.push_back(fmt::format("run {} has {} that the other run has not{}", which, launches_text(count),
+      out.push_back(fmt::format("run {} has {} that the other run has not{}", which, counted(count, "launch"),
                                 first_of_them(input, launches, which == 'B')));
   }
   return out;

@@ -45,6 +45,7 @@ struct Manifest {
   std::vector<std::string> hosts;
   int exit_status = -1;                            // of the command; -1: not known; 128 + n: signal n
   std::string end_reason;                          // "exited with status 0", "killed by signal 9", ...
+  std::vector<std::string> notes;                  // sentences of `record`: what came of --retry
   std::vector<std::string> merged_from;
   RecorderProcess recorder;                        // create_run fills it in where pid is 0: the calling process
   std::string unknown_fields;                      // a JSON object: what this version does not know

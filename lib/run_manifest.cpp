@@ -149,6 +149,7 @@ std::string to_text(const Manifest& manifest) {
       {"hosts", manifest.hosts},
       {"exit_status", manifest.exit_status},
       {"end_reason", manifest.end_reason},
+      {"notes", manifest.notes},
       {"merged_from", manifest.merged_from},
       {"recorder",
        {{"host", manifest.recorder.host},
@@ -252,6 +253,7 @@ Manifest read_manifest(const std::string& run_directory) {
   in.take("hosts", &manifest.hosts);
   in.take("exit_status", &manifest.exit_status);
   in.take("end_reason", &manifest.end_reason);
+  in.take("notes", &manifest.notes);
   in.take("merged_from", &manifest.merged_from);
   take_recorder(&in, path, &manifest.recorder);
   if (manifest.world_size < 0 || manifest.world_size > kMaxWorldSize) {

@@ -92,6 +92,7 @@ Manifest joined_manifest(const std::vector<Run>& runs) {
     join_values(part.environment, &joined.environment);
     join_values(part.versions, &joined.versions);
     join_lists(part.hosts, &joined.hosts);
+    join_lists(part.notes, &joined.notes);
     joined.gpus.insert(joined.gpus.end(), part.gpus.begin(), part.gpus.end());
     if (!part.started_at.empty()) joined.started_at = std::min(joined.started_at, part.started_at);
     joined.ended_at = std::max(joined.ended_at, part.ended_at);

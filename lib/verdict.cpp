@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "lib/verdict_text.h"
 
 namespace forkpoint {
@@ -31,7 +33,14 @@ std::string grouped(uint64_t number) {
 }
 
 std::string counted(uint64_t number, std::string_view noun) {
-  return fmt::format("{} {}{}", grouped(number), noun, number == 1 ? "" : "s");
+  if (number == 1) return fmt::format("1 {}", noun);
+  const std::string_view last = noun.substr(noun.size() - std::min<size_t>(noun.size(), 2));
+  const auto one_of = [&](std::string_view letters) { return !last.empty() && letters.find(last.back()) != letters.npos; };
+  if (last.size() == 2 && one_of("y") && std::string_view("aeiou").find(last[0]) == std::string_view::npos) {
+    return fmt::format("{} {}ies", grouped(number), noun.substr(0, noun.size() - 1));
+  }
+  const bool hisses = last == "ch" || last == "sh" || one_of("sx");
+  return fmt::format("{} {}{}", grouped(number), noun, hisses ? "es" : "s");
 }
 
 std::string number_list(const std::vector<int64_t>& sorted_numbers) {
@@ -64,8 +73,14 @@ std::string place_text(const Site& site) {
   return place_text(name(site.phase), site.layer, site.op, site.tensor);
 }
 
+std::string when_text(const Divergence& at) {
+  if (!at.in_prologue) return fmt::format("step {}", at.step);
+  // Runs that begin later may have steps before it in the other run.
+  return at.step > 0 ? fmt::format("before step {}", at.step) : "before the first step";
+}
+
 std::string place_text(const Divergence& at) {
-  std::string text = fmt::format("step {}, {}", at.step, at.rank < 0 ? "all ranks" : fmt::format("rank {}", at.rank));
+  std::string text = fmt::format("{}, {}", when_text(at), at.rank < 0 ? "all ranks" : fmt::format("rank {}", at.rank));
   if (at.micro_step > 0) text += fmt::format(", micro-step {}", at.micro_step);
   std::string tensor = at.tensor.empty() ? at.kernel : at.tensor;
   if (at.kind == Kind::launch && !at.kernel.empty()) {
@@ -76,19 +91,23 @@ std::string place_text(const Divergence& at) {
   return site.empty() ? text : text + ", " + site;
 }
 
+std::string at_text(const Divergence& at) { return fmt::format("{}{}", at.in_prologue ? "" : "at ", place_text(at)); }
+
 std::string headline(const Verdict& verdict) {
   switch (verdict.outcome) {
     case Outcome::identical:
       return fmt::format(
-          "identical: {}{} in {} on {} agree (level {}{})", counted(verdict.coverage.records_compared, "record"),
+          "identical{}{}: {}{} in {} on {} agree (level {}{})", verdict.until.empty() ? "" : " ", verdict.until,
+          counted(verdict.coverage.records_compared, "record"),
           verdict.coverage.launches_compared == 0
               ? ""
-              : fmt::format(" and {} launches", grouped(verdict.coverage.launches_compared)),
+              : fmt::format(" and {}", counted(verdict.coverage.launches_compared, "launch")),
           counted(verdict.coverage.steps_compared, "step"),
           counted(static_cast<uint64_t>(verdict.coverage.ranks_compared), "rank"), verdict.coverage.level,
           verdict.coverage.frames_verified == 0 ? "; the files were not verified" : "");
     case Outcome::diverged:
-      return "diverged at " + (verdict.first ? place_text(*verdict.first) : std::string("an unknown place"));
+      if (!verdict.first) return "diverged at an unknown place";
+      return fmt::format("{} {}", verdict.finding.empty() ? "diverged" : verdict.finding, at_text(*verdict.first));
     case Outcome::incomparable: break;
   }
   return "incomparable: " + verdict.reason;

@@ -64,6 +64,9 @@ enum class Cell : uint8_t { equal, diverged, propagated, missing };
 struct Verdict {
   Outcome outcome = Outcome::incomparable;
   std::string reason;                        // one sentence; always set
+  std::string until;                         // identical, but: "up to where both commands failed (exit status 1)"; else empty
+  std::string finding;                       // what a first line says in place of "diverged": "recompute mismatch"; else empty
+  bool one_run = false;                      // ranks of one run held against each other: before and after are two of its values
   std::optional<Divergence> first;
   std::vector<Divergence> also_first;
   std::vector<int> ranks_diverged;

@@ -21,6 +21,8 @@ uint64_t capture_on(const Token& token, CUstream stream) {
 
 // The capture that this thread is about to end: behind the call the stream no longer says which it was.
 thread_local uint64_t ending_capture __attribute__((tls_model("initial-exec"))) = 0;
+// Of the capture that this thread is about to begin: see Graphs::capture_begun.
+thread_local CudaContext* flushed_in __attribute__((tls_model("initial-exec"))) = nullptr;
 
 // A number that this stream alone has: the handle of a thread's own stream is the same in each.
 uint64_t number_of(CUstream stream) {
@@ -31,10 +33,12 @@ uint64_t number_of(CUstream stream) {
 template <typename Params>
 void on_begin_capture(const Token& token, const DriverCall& call) {
   const CUstream stream = stream_of(call, static_cast<const Params*>(call.params)->hStream);
-  if (call.entry && recorder.wants_launches()) {
-    launch_recorder.before_capture(token, {call.context, stream, call.per_thread});
-  } else if (!call.entry && call.succeeded()) {
-    if (const uint64_t capture = capture_on(token, stream)) graphs.capture_begun(number_of(stream), capture - 1);
+  if (call.entry) {
+    const CallPlace place{call.context, stream, call.per_thread};
+    flushed_in = recorder.wants_launches() ? launch_recorder.before_capture(token, place) : nullptr;
+  } else if (call.succeeded()) {
+    const uint64_t capture = capture_on(token, stream);
+    if (capture != 0) graphs.capture_begun(number_of(stream), capture - 1, flushed_in);
   }
 }
 
@@ -44,7 +48,7 @@ void on_begin_capture_to_graph(const Token& token, const DriverCall& call) {
   if (!call.succeeded()) return;
   recorder.limit(Limit::graph_conditional);
   if (const uint64_t capture = capture_on(token, stream)) {
-    graphs.capture_begun(number_of(stream), capture - 1);
+    graphs.capture_begun(number_of(stream), capture - 1, nullptr);
     graphs.capture_is_conditional(capture - 1);
   }
 }
@@ -55,12 +59,15 @@ void on_end_capture(const Token& token, const DriverCall& call) {
   const CUstream stream = stream_of(call, params.hStream);
   if (call.entry) {
     ending_capture = capture_on(token, stream);
+    if (const uint64_t begun = graphs.capture_of(number_of(stream))) {
+      launch_recorder.before_capture_ends(token, {call.context, stream, call.per_thread}, begun - 1);
+    }
     return;
   }
   const uint64_t ending = ending_capture;
   ending_capture = 0;
   if (!call.succeeded() && capture_on(token, stream)) return;  // it goes on: another stream or thread is to end it
-  const uint64_t begun = graphs.capture_on_stream(number_of(stream));
+  const uint64_t begun = graphs.take_capture_of(number_of(stream));
   const uint64_t ended = begun != 0 ? begun : ending;
   if (ended != 0) graphs.capture_ended(ended - 1, call.succeeded() && params.phGraph ? *params.phGraph : nullptr);
 }

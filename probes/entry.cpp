@@ -12,6 +12,7 @@
 #include "probes/os.h"
 #include "probes/recorder.h"
 #include "probes/step_marks.h"
+#include "probes/torch_bridge.h"
 
 #define FORKPOINT_PROBE_ITSELF 1
 #include "probes/forkpoint.h"
@@ -107,7 +108,9 @@ void ensure_environment_read() {
 }
 
 void offer_to_libraries(const char* own_path) {
-  if (settings.state == Settings::State::ready) offer_injection(settings, own_path);
+  if (settings.state != Settings::State::ready) return;
+  offer_injection(settings, own_path);
+  install_torch_bridge(settings);
 }
 
 void enter_cuda_injection() {

@@ -22,6 +22,7 @@ enum class EventKind : uint8_t {
 struct Event {
   EventKind kind = EventKind::none;
   bool wanted = false;
+  uint8_t flags = 0;  // RecordFlags
   int32_t micro_step = 0;
   const SiteEntry* site = nullptr;
   const LayoutEntry* layout = nullptr;

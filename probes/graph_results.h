@@ -1,5 +1,7 @@
-// Digests inside captured CUDA graphs: their kernels are nodes of the host's graph and run at every replay, each time into
-// a slot that the device draws from a ring. One for each context that captures.
+// Digests inside captured CUDA graphs: their kernels are nodes of the host's graph and run at every replay, each time
+// into a slot that the device draws from a ring. Mostly they leave their sums on the device, and one kernel at the end of
+// the capture draws the slots of all (kernels/digest_flush.h): a replay's results then arrive at once, when it ends. One
+// for each context that captures.
 #pragma once
 
 #include <atomic>
@@ -23,6 +25,9 @@ class GraphResults {
   // digest goes where nobody looks: left out, it would give the host's graph another form than the capture before, and
   // cuGraphExecUpdate would fail. false: the ring is not there.
   bool take_node(uint32_t* node, DigestTarget* target);
+  // What a flush of nodes needs. REQUIRES: ready().
+  DigestRing* ring() const { return device_ring_; }
+  DigestScratch* scratch() const { return scratch_; }
   // What was captured under the number is gone, after `runs` replays of it. The number is used again once the results of
   // all of them have arrived; never, if one was dropped, for it may still be on its way.
   void give_node(uint32_t node, uint32_t runs);

@@ -1,6 +1,7 @@
 #include "probes/graphs.h"
 
 #include <new>
+#include <utility>
 
 #include "probes/cuda_context.h"
 #include "probes/recorder.h"
@@ -76,13 +77,14 @@ bool GraphTemplate::is_behind(uint32_t replay) const {
 }
 
 bool Graphs::create() {
-  return capturing_.create(kCells) && captures_.create(kCells) && conditional_.create(kCells) &&
+  return capturing_.create(kCells) && captures_.create(kCells) && conditional_.create(kCells) && flushed_.create(kCells) &&
          graphs_.create(kCells) && executables_.create(kCells) && executable_numbers_.create(kCells);
 }
 
 void Graphs::reset_locks() {
   lock_.reset();
-  HandleTable* tables[] = {&capturing_, &captures_, &conditional_, &graphs_, &executables_, &executable_numbers_};
+  HandleTable* tables[] = {&capturing_, &captures_,    &conditional_,       &flushed_,
+                           &graphs_,    &executables_, &executable_numbers_};
   for (HandleTable* table : tables) {
     table->reset_lock();
   }
@@ -91,16 +93,21 @@ void Graphs::reset_locks() {
 
 // ---- Captures
 
-void Graphs::capture_begun(uint64_t stream, uint64_t capture_id) {
+void Graphs::capture_begun(uint64_t stream, uint64_t capture_id, CudaContext* flushed_in) {
   // The stream before it of the same handle was destroyed while it was captured.
   if (const uint64_t before = capturing_.erase(stream)) capture_ended(before - 1, nullptr);
-  capturing_.set(stream, capture_id + 1);
+  if (capturing_.set(stream, capture_id + 1) && flushed_in) flushed_.set(capture_id + 1, key_of(flushed_in));
 }
 
 bool Graphs::add_row(uint64_t capture_id, CudaContext* context, const LaunchPacket& packet) {
   GraphRow row{packet.row, packet.site, context, {packet.buffers, packet.buffers + packet.row.buffers}};
+  std::vector<uint32_t> nodes;
   bool complete = true;
-  for (PacketBuffer& buffer : row.buffers) complete = !mark_without_node(buffer) && complete;
+  for (PacketBuffer& buffer : row.buffers) {
+    const bool without = mark_without_node(buffer);
+    if (without || buffer.node != 0) nodes.push_back(buffer.node);
+    complete = complete && !without;
+  }
   if (!complete) recorder.lose_row(Loss::graph_dropped);
   const SpinGuard guard(lock_);
   auto* captured = as<CapturedRows>(captures_.find(capture_id + 1));
@@ -113,12 +120,27 @@ bool Graphs::add_row(uint64_t capture_id, CudaContext* context, const LaunchPack
     }
   }
   captured->rows.push_back(std::move(row));
+  if (context && context == flushed_in(capture_id)) {
+    captured->unflushed.insert(captured->unflushed.end(), nodes.begin(), nodes.end());
+  }
   return true;
+}
+
+std::vector<uint32_t> Graphs::take_unflushed(uint64_t capture_id) {
+  const SpinGuard guard(lock_);
+  auto* captured = as<CapturedRows>(captures_.find(capture_id + 1));
+  return captured ? std::exchange(captured->unflushed, {}) : std::vector<uint32_t>{};
+}
+
+void Graphs::cannot_flush(uint64_t capture_id) {
+  const SpinGuard guard(lock_);
+  if (auto* captured = as<CapturedRows>(captures_.find(capture_id + 1))) captured->shared.store(true);
 }
 
 void Graphs::capture_ended(uint64_t capture_id, CUgraph graph) {
   const SpinGuard guard(lock_);
   conditional_.erase(capture_id + 1);
+  flushed_.erase(capture_id + 1);
   auto* captured = as<CapturedRows>(captures_.erase(capture_id + 1));
   if (!captured) return;
   if (graph) forget(graph);  // a handle that came round again unseen
@@ -290,6 +312,7 @@ void Graphs::forget() {
   const SpinGuard guard(lock_);
   capturing_.clear();
   conditional_.clear();
+  flushed_.clear();
   executable_numbers_.clear();
   captures_.clear([](uint64_t value) {
     as<CapturedRows>(value)->kept = true;

@@ -27,7 +27,7 @@ struct CapturedRows {
   std::atomic<uint32_t> references{1};
   std::atomic<uint32_t> templates{0};  // that hold it: of executables, or of replays on their way
   // Its nodes are, or were, in more than one executable, or more than once in one: their scratch and their ordinals are
-  // mixed up, so no digest of theirs is believed any more.
+  // mixed up, so no digest of theirs is believed any more. Also where nobody fetches them (cannot_flush).
   std::atomic<bool> shared{false};
   bool kept = false;                   // it may run without our knowledge: its numbers are never given back
   uint64_t owner = 0;                  // the executable that can run it now; 0: none
@@ -35,6 +35,7 @@ struct CapturedRows {
   uint64_t last_stream = 0;
   uint32_t runs = 0;                   // launches so far
   std::vector<GraphRow> rows;
+  std::vector<uint32_t> unflushed;     // numbers of digests that the end of the capture is to fetch; 0: of one without
 
   void hold() { references.fetch_add(1, std::memory_order_relaxed); }
   void release();
@@ -63,12 +64,19 @@ struct GraphTemplate {
 class Graphs {
  public:
   bool create();
-  // stream: of the capture, any number but 0 that it alone has.
-  void capture_begun(uint64_t stream, uint64_t capture_id);
+  // stream: of the capture, any number but 0 that it alone has. flushed_in: whose digests the end of the capture
+  // fetches; nullptr: nobody's, they send their results themselves.
+  void capture_begun(uint64_t stream, uint64_t capture_id, CudaContext* flushed_in);
+  CudaContext* flushed_in(uint64_t capture_id) { return as_context(flushed_.find(capture_id + 1)); }
+  // The digests that were captured since the last call, to be fetched by what is captured next.
+  std::vector<uint32_t> take_unflushed(uint64_t capture_id);
+  // That could not be captured: nobody fetches these digests, nor those to come.
+  void cannot_flush(uint64_t capture_id);
   // A launch, copy or set on a stream that is being captured. false: no memory.
   bool add_row(uint64_t capture_id, CudaContext* context, const LaunchPacket& packet);
   // One more than the number of the capture that was begun on the stream, or 0; then it is forgotten.
-  uint64_t capture_on_stream(uint64_t stream) { return capturing_.erase(stream); }
+  uint64_t take_capture_of(uint64_t stream) { return capturing_.erase(stream); }
+  uint64_t capture_of(uint64_t stream) { return capturing_.find(stream); }  // the same, and it stays
   void capture_ended(uint64_t capture_id, CUgraph graph);  // nullptr: it failed
   // The capture goes into the body of a conditional node: how often that runs is for the device to decide.
   void capture_is_conditional(uint64_t capture_id) { conditional_.set(capture_id + 1, 1); }
@@ -102,6 +110,7 @@ class Graphs {
     bool partial = false;
     std::vector<CapturedRows*> parts;
   };
+  static CudaContext* as_context(uint64_t value) { return reinterpret_cast<CudaContext*>(value); }
   // All with lock_ held.
   Graph* graph_of(CUgraph graph, bool make);
   void forget(CUgraph graph);
@@ -113,7 +122,7 @@ class Graphs {
   static bool claim(GraphTemplate& made, CapturedRows& captured);
 
   SpinLock lock_;  // of everything but rows on their way to the writer
-  HandleTable capturing_, captures_, conditional_, graphs_, executables_, executable_numbers_;
+  HandleTable capturing_, captures_, conditional_, flushed_, graphs_, executables_, executable_numbers_;
   std::atomic<uint64_t> last_number_{0};
   uint64_t last_executable_ = 0;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/digest_flush.h"
 #include "kernels/digest_pieces.h"
 #include "probes/recorder.h"
 
@@ -74,7 +75,11 @@ class Batch {
 
  private:
   bool take_target(PacketBuffer& buffer, DigestTarget* target) {
-    if (place_.capturing) return place_.context.take_node(&buffer.node, target);
+    if (place_.capturing) {
+      const bool taken = place_.context.take_node(&buffer.node, target);
+      if (place_.flushed) target->ring = nullptr;
+      return taken;
+    }
     buffer.slot = place_.context.take_slot();
     while (!buffer.slot && recorder.await_writer(token_)) buffer.slot = place_.context.take_slot();
     if (!buffer.slot) return false;
@@ -122,6 +127,20 @@ Loss enqueue_launch_digests(const Token& token, const DigestPlace& place, Launch
   }
   failed(batch.launch());
   return loss;
+}
+
+CUresult flush_captured_digests(const DigestPlace& place, const uint32_t* nodes, size_t count) {
+  const GraphResults& results = place.context.graph_results();
+  DigestFlushLaunch launch;
+  for (size_t done = 0; done < count;) {
+    done += plan_digest_flush(results.ring(), results.scratch(), nodes + done, count - done, &launch);
+    void* arguments[] = {launch.params()};
+    const CUresult result =
+        place.driver.cuLaunchKernel_(place.context.kernel(launch.kernel), launch.grid, 1, 1, launch.block, 1, 1,
+                                     launch.shared_bytes, place.stream, arguments, nullptr);
+    if (result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
 }
 
 }  // namespace forkpoint

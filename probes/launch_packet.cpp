@@ -113,7 +113,7 @@ bool may_come_back(uint32_t buffers) {
 
 // As Session::claim does when the ring is full.
 LaunchPacket* take_waiting(uint32_t buffers) {
-  if (stalled_at.load(std::memory_order_relaxed) == returned.load()) return nullptr;
+  if (stalled_at.load(std::memory_order_relaxed) == returned.load() || recorder.is_stalled()) return nullptr;
   const int64_t deadline_ns = now_ns() + launch_recorder.settings().ring_wait_ms * kMillisecond;
   LaunchPacket* packet = nullptr;
   waiting.fetch_add(1);
@@ -125,7 +125,9 @@ LaunchPacket* take_waiting(uint32_t buffers) {
     futex_wait(returned, before, std::min(left_ns, 10 * kMillisecond));
   }
   waiting.fetch_sub(1);
-  if (!packet) stalled_at.store(returned.load(), std::memory_order_relaxed);
+  if (packet) return packet;
+  stalled_at.store(returned.load(), std::memory_order_relaxed);
+  recorder.note_stall();
   return packet;
 }
 

@@ -5,6 +5,7 @@
 #include "probes/allocations.h"
 #include "probes/cuda_context.h"
 #include "probes/graphs.h"
+#include "probes/launch_digests.h"
 #include "probes/launch_functions.h"
 #include "probes/launch_packet.h"
 #include "probes/launch_params.h"
@@ -39,6 +40,15 @@ void describe_launch(LaunchRow& row, const KernelCall& call) {
   memcpy(row.grid, call.grid, sizeof(row.grid));
   memcpy(row.block, call.block, sizeof(row.block));
   row.shared_bytes = call.shared_bytes;
+}
+
+// Asked before the capture begins: of a stream that is being captured the question may break the capture.
+bool is_stream_of(const CudaDriver& driver, CUstream stream, CUcontext context) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  if (driver.cuStreamIsCapturing_(stream, &status) != CUDA_SUCCESS) return false;
+  if (status != CU_STREAM_CAPTURE_STATUS_NONE) return false;
+  CUcontext owner = nullptr;
+  return driver.cuStreamGetCtx_(stream, &owner) == CUDA_SUCCESS && owner == context;
 }
 
 bool is_nccls(const KernelFacts& facts) { return facts.is_nccl || inside_nccl(); }
@@ -101,15 +111,33 @@ void LaunchRecorder::after_kernel(const Token& token, const CallPlace& place, co
 
 // ---- Graphs
 
-void LaunchRecorder::before_capture(const Token& token, const CallPlace& place) {
+CudaContext* LaunchRecorder::before_capture(const Token& token, const CallPlace& place) {
   const CudaDriver* driver = find_cuda_driver(token);
   int error = 0;
   CudaContext* context = driver ? recorder.digest_context(token, place.context, &error) : nullptr;
-  if (!context) return recorder.lose_row(Loss::cuda_setup, error);
+  if (!context) return recorder.lose_row(Loss::cuda_setup, error), nullptr;
   stream_numbers.stream(*driver, place.context, place.stream, place.per_thread);  // once it is captured it is too late to ask
   const RelaxedCapture relaxed(*driver);
-  const CUresult result = context->graph_results().prepare(*driver, settings_->ring_slots);
+  // A replay's results come all at once, so there is room for two bursts of a whole ring of rows.
+  const CUresult result = context->graph_results().prepare(*driver, 2 * settings_->ring_slots);
   if (result != CUDA_SUCCESS) recorder.lose_row(Loss::graph_setup, static_cast<int>(result));
+  return result == CUDA_SUCCESS && is_stream_of(*driver, place.stream, place.context) ? context : nullptr;
+}
+
+void LaunchRecorder::before_capture_ends(const Token& token, const CallPlace& place, uint64_t capture_id) {
+  const CudaDriver* driver = find_cuda_driver(token);
+  CudaContext* context = driver ? graphs.flushed_in(capture_id) : nullptr;
+  const Capture capture = context ? capture_of(*driver, place.stream) : Capture{};
+  if (!capture.capturing || capture.unusable || capture.id != capture_id) return;
+  const std::vector<uint32_t> nodes = graphs.take_unflushed(capture_id);
+  if (nodes.empty()) return;
+  CUresult result = CUDA_ERROR_INVALID_CONTEXT;
+  if (CudaContext::find(*driver, place.context) == context) {
+    result = flush_captured_digests({*driver, *context, place.stream, true, true}, nodes.data(), nodes.size());
+  }
+  if (result == CUDA_SUCCESS) return;
+  graphs.cannot_flush(capture_id);
+  recorder.lose_row(Loss::cuda_launch, static_cast<int>(result));
 }
 
 void LaunchRecorder::before_graph_launch(const Token& token, const CallPlace& place) {

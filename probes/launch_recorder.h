@@ -14,6 +14,7 @@
 
 namespace forkpoint {
 
+class CudaContext;
 struct LaunchPacket;
 
 // Where a call works.
@@ -70,7 +71,10 @@ class LaunchRecorder {
   // wanted: it gives rows; else what its nodes' digests gave is thrown away.
   void after_graph_launch(const Token& token, const CallPlace& place, CUgraphExec executable, bool wanted);
   void before_graph_launch(const Token& token, const CallPlace& place);
-  void before_capture(const Token& token, const CallPlace& place);
+  // In whose context the digests of the capture may be fetched at its end; nullptr: in none.
+  CudaContext* before_capture(const Token& token, const CallPlace& place);
+  // The stream is the one that began the capture, so all that is in it comes before what is captured here.
+  void before_capture_ends(const Token& token, const CallPlace& place, uint64_t capture_id);
   // Rows without buffers: waits, events, allocations.
   void note(const Token& token, const CallPlace& place, LaunchKind kind, uint64_t object, uint64_t bytes = 0);
   void note_everywhere(const Token& token, LaunchKind kind, uint64_t object, uint64_t bytes = 0);

@@ -144,7 +144,9 @@ void RowBuilder::take_digests(uint32_t first, const Capture& capture) {
   CudaContext* context = capture.unusable ? nullptr : recorder.digest_context(token_, place_.context, &error);
   Loss loss = capture.unusable ? Loss::cuda_capturing : Loss::cuda_setup;
   if (context) {
-    loss = enqueue_launch_digests(token_, {driver_, *context, place_.stream, capture.capturing}, *packet_, first, &error);
+    const bool flushed = capture.capturing && graphs.flushed_in(capture.id) == context;
+    const DigestPlace place{driver_, *context, place_.stream, capture.capturing, flushed};
+    loss = enqueue_launch_digests(token_, place, *packet_, first, &error);
   } else {
     no_digests(first);
   }

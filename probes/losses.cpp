@@ -44,8 +44,9 @@ constexpr std::array<const char*, static_cast<size_t>(Loss::count_)> kReasons = 
     "more digests inside CUDA graphs than there is room for (FORKPOINT_RING_SLOTS)",
     "the ring for digests inside CUDA graphs could not be set up",
     "a call on an NCCL communicator that could not be identified",
-    "a non-blocking NCCL call was still in progress after 2 s",
+    "a non-blocking NCCL call was still in progress after 5 s",
     "an NCCL reduction whose factor was not seen",
+    "more kinds of trouble in the program's layers than there is room for",
 };
 
 // Each field only moves outwards, whatever the order of the threads.
@@ -62,12 +63,31 @@ void raise(std::atomic<int64_t>& target, int64_t value) {
 
 }  // namespace
 
+void StepRange::add(int64_t step) {
+  lower(first_, step);
+  raise(last_, step);
+}
+
+bool StepRange::take(int64_t* first, int64_t* last) {
+  if (first_.load(std::memory_order_relaxed) == INT64_MAX) return false;
+  *first = first_.exchange(INT64_MAX, std::memory_order_relaxed);
+  *last = last_.exchange(INT64_MIN, std::memory_order_relaxed);
+  if (*first == INT64_MAX) return false;
+  // One place that is not known makes the range one that is not known.
+  if (*last == INT64_MIN || *first == kPrologueStep) *last = *first;
+  return true;
+}
+
+void StepRange::reset() {
+  first_.store(INT64_MAX, std::memory_order_relaxed);
+  last_.store(INT64_MIN, std::memory_order_relaxed);
+}
+
 const char* loss_reason(Loss loss) { return kReasons[static_cast<size_t>(loss)]; }
 
 void LossLog::add(Loss loss, int64_t step, uint64_t records, int detail) {
   Counter& counter = counters_[static_cast<size_t>(loss)];
-  lower(counter.first_step, step);
-  raise(counter.last_step, step);
+  counter.steps.add(step);
   if (detail) counter.detail.store(detail, std::memory_order_relaxed);
   counter.records.fetch_add(records, std::memory_order_release);
   say_once(loss, detail);
@@ -87,12 +107,10 @@ bool LossLog::take(Loss loss, Taken* taken) {
   Counter& counter = counters_[static_cast<size_t>(loss)];
   if (counter.records.load(std::memory_order_relaxed) == 0) return false;
   taken->gap.records_lost = counter.records.exchange(0, std::memory_order_acquire);
-  taken->gap.first_step = counter.first_step.exchange(INT64_MAX, std::memory_order_relaxed);
-  taken->gap.last_step = counter.last_step.exchange(INT64_MIN, std::memory_order_relaxed);
   // A thread between its steps and its count has lost its range to the call before: where is then not known.
-  if (taken->gap.first_step == INT64_MAX) taken->gap.first_step = kPrologueStep;
-  // One place that is not known makes the range one that is not known.
-  if (taken->gap.last_step == INT64_MIN || taken->gap.first_step == kPrologueStep) taken->gap.last_step = taken->gap.first_step;
+  if (!counter.steps.take(&taken->gap.first_step, &taken->gap.last_step)) {
+    taken->gap.first_step = taken->gap.last_step = kPrologueStep;
+  }
   taken->detail = counter.detail.load(std::memory_order_relaxed);
   return true;
 }
@@ -100,8 +118,7 @@ bool LossLog::take(Loss loss, Taken* taken) {
 void LossLog::reset() {
   for (Counter& counter : counters_) {
     counter.records.store(0, std::memory_order_relaxed);
-    counter.first_step.store(INT64_MAX, std::memory_order_relaxed);
-    counter.last_step.store(INT64_MIN, std::memory_order_relaxed);
+    counter.steps.reset();
   }
 }
 
@@ -141,6 +158,8 @@ CoverageLimit coverage_limit(Limit limit) {
     case Limit::stream_values:
       return {"values that streams write to memory or wait for there (cuStreamWriteValue, cuStreamWaitValue, cuStreamBatchMemOp)",
               "what they wrote and which work they ordered was not seen"};
+    case Limit::notes_full:
+      return {"more things that were not seen than there is room for", "256 of them are listed"};
     case Limit::peers:
       return {"memory of another device that a launch was handed", "it was not hashed there"};
     case Limit::rounded_extents:

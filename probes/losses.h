@@ -8,6 +8,19 @@
 
 namespace forkpoint {
 
+// The steps in which something happened, since it was last asked. Any thread may add, one takes.
+class StepRange {
+ public:
+  void add(int64_t step);
+  // false: nothing was added.
+  bool take(int64_t* first, int64_t* last);
+  void reset();
+
+ private:
+  std::atomic<int64_t> first_{INT64_MAX};
+  std::atomic<int64_t> last_{INT64_MIN};
+};
+
 // Each kind of loss becomes a Gap with the text of loss_reason(), and one line on stderr a process.
 enum class Loss : uint8_t {
   ring_full, step_lost, reentrant, unfinished, names_full, no_memory, internal,
@@ -18,6 +31,7 @@ enum class Loss : uint8_t {
   cuda_view,
   launch_row, launch_arrival, graph_dropped, graph_setup,
   nccl_communicator, nccl_in_progress, nccl_reduction,
+  notes_full,
   count_
 };
 const char* loss_reason(Loss loss);
@@ -41,8 +55,7 @@ class LossLog {
  private:
   struct Counter {
     std::atomic<uint64_t> records{0};
-    std::atomic<int64_t> first_step{INT64_MAX};
-    std::atomic<int64_t> last_step{INT64_MIN};
+    StepRange steps;
     std::atomic<int> detail{0};
     std::atomic<bool> said{false};
   };
@@ -57,6 +70,7 @@ enum class Limit : uint8_t {
   nccl_unseen, retry_failed, globals, rounded_extents, peers,
   nvtx_taken, nvtx_names,
   stream_values,
+  notes_full,
   count_
 };
 CoverageLimit coverage_limit(Limit limit);

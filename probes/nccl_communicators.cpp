@@ -143,6 +143,8 @@ NcclFamily* NcclCommunicators::enter_child(const Token& token, NcclCommunicator&
   const Locked lock;
   NcclFamily* family = enter_locked(id, 0, -1, parent_name, made_by);
   if (family) family->number = number;
+  // A process with several places in the parent may get several children of one split, in any order.
+  if (family && parent.family->places > 1) family->colour = what, family->has_siblings = true;
   return family;
 }
 
@@ -276,7 +278,10 @@ const Name* NcclCommunicators::name_of(const Token& token, NcclFamily& family) {
   int world_size = 1;
   const int rank = std::max(recorder.known_rank(&world_size), 0);
   const bool whole_world = family.size == world_size && family.places == 1 && family.lowest == rank;
-  if (family.parent) {
+  if (family.has_siblings) {
+    const auto colour = static_cast<unsigned long long>(family.colour);
+    snprintf(text, sizeof(text), "%s %u (%llu) of %s", family.made_by, family.number, colour, family.parent->text);
+  } else if (family.parent) {
     snprintf(text, sizeof(text), "%s %u of %s", family.made_by, family.number, family.parent->text);
   } else if (family.id == Digest{}) {
     snprintf(text, sizeof(text), "unseen %u of %d ranks", family.number, family.size);

@@ -24,6 +24,8 @@ struct NcclFamily {
   const Name* name = nullptr;
   const Name* parent = nullptr;   // of a split or a shrink
   const char* made_by = nullptr;  // "split", "shrink"
+  uint64_t colour = 0;            // of a split, or a hash of what a shrink leaves out; part of the name where
+  bool has_siblings = false;      // this process may have several children of one call
   int places = 0;                 // that this process holds, counted before NCCL is called
   int lowest = 0, highest = 0;    // of them; lowest > highest: none is known
   uint32_t users = 0;             // 0: free

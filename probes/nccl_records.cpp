@@ -18,7 +18,7 @@
 namespace forkpoint {
 namespace {
 
-constexpr int64_t kPatienceNs = 2'000'000'000;
+constexpr int64_t kPatienceNs = 5'000'000'000;
 constexpr int64_t kPatienceOnceInVainNs = 20'000'000;  // a program that drives several communicators from one thread
 constexpr int64_t kShortestPauseNs = 20'000;
 constexpr int64_t kLongestPauseNs = 1'000'000;
@@ -120,9 +120,16 @@ class CallRecorder {
   // What it was asked to do stands before what it was given, so that a difference in it comes first.
   void record_arguments() {
     const int reduction = std::min(call_.reduction, kNcclBuiltInReductions);
-    if (reduction >= 0) recorder.argument_in(token_, frame_, "reduction", reduction);
-    if (call_.root >= 0) recorder.argument_in(token_, frame_, "root", call_.root);
+    if (reduction >= 0) record_argument("reduction", reduction);
+    if (call_.root >= 0) record_argument("root", call_.root);
     if (reduction == kNcclBuiltInReductions) record_factor();
+  }
+
+  // Named as its tensors are: the calls of several places of one process come in another order in each run.
+  void record_argument(const char* what, double value) {
+    const Name* name = tensor_name(what);
+    if (!name) return recorder.lose_records(Loss::names_full, 1);
+    recorder.argument_in(token_, frame_, name->text, value);
   }
 
   void record_factor() {
@@ -130,7 +137,7 @@ class CallRecorder {
     if (!nccl_communicators.find_reduction(token_, call_.comm, call_.reduction, &known)) {
       return recorder.lose_records(Loss::nccl_reduction, 1);
     }
-    if (!known.on_device) return recorder.argument_in(token_, frame_, "premul.scale", known.value);
+    if (!known.on_device) return record_argument("premul.scale", known.value);
     const DType* dtype = nccl_dtype(known.type);
     const Name* name = tensor_name("premul.scale");
     if (!dtype || !name) return recorder.lose_records(Loss::nccl_reduction, 1);

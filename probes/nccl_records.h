@@ -45,7 +45,7 @@ struct NcclOutput {
 
 // Before the real call. true: *output is to be handed to finish_nccl_call. Enters the probe itself.
 bool record_nccl_inputs(const NcclCall& call, const NcclLibrary* library, NcclOutput* output);
-// After it. Waits for a non-blocking communicator, at most 2 s.
+// After it. Waits for a non-blocking communicator, at most 5 s.
 void finish_nccl_call(NcclResult result, const NcclOutput& output);
 
 // ---- Groups of the calling thread. The depth is followed in a dormant process too: it may wake inside a group.

@@ -6,12 +6,11 @@
 #include <algorithm>
 
 #include "probes/cuda_digest.h"
-#include "probes/exits.h"
 #include "probes/launch_level.h"
 #include "probes/nccl_hooks.h"
-#include "probes/launch_packet.h"
 #include "probes/os.h"
 #include "probes/step_marks.h"
+#include "probes/torch_bridge.h"
 
 #define FORKPOINT_PROBE_ITSELF 1
 #include "probes/forkpoint.h"
@@ -19,22 +18,9 @@
 namespace forkpoint {
 namespace {
 
-constexpr int64_t kExitPatienceNs = 5'000'000'000;
+constexpr int64_t kExitPatienceNs = 4'000'000'000;  // for the device; a second more to write what there is
+constexpr int64_t kAbortPatienceNs = 1'000'000'000;
 constexpr int64_t kStartPatienceNs = 10'000'000'000;
-constexpr int32_t kMaxMembers = 1 << 20;
-
-// Where no scope says it.
-Phase default_phase(Role role) {
-  switch (role) {
-    case Role::batch: return Phase::data;
-    case Role::gradient: return Phase::backward;
-    case Role::parameter:
-    case Role::optimizer_state: return Phase::optimizer;
-    case Role::rng:
-    case Role::sampler: return Phase::state;
-    default: return Phase::forward;
-  }
-}
 
 }  // namespace
 
@@ -99,16 +85,26 @@ bool Recorder::is_own_rank(int rank) const {
   return ancestors_ < kMaxAncestors;
 }
 
+// With the first record, and not when the library is loaded: a shell under the same preload must stay silent.
+void Recorder::say_rank_problem(int rank, int world_size) const {
+  if (!settings_->rank_problem[0] || given_rank_.load() >= 0) return;  // the program knows better
+  say("%s; this process is recorded as rank %d of %s%d", settings_->rank_problem, rank,
+      settings_->rank >= 0 && !settings_->world_size_known ? "at least " : "", world_size);
+}
+
 bool Recorder::start_session(const Token& token) {
   SessionStart start;
   start.rank = own_rank();
   start.world_size = given_rank_.load() >= 0 ? given_world_.load() : std::max(settings_->world_size, 1);
   handle_forks();
+  say_rank_problem(start.rank, start.world_size);
   if (!settings_->wants_rank(start.rank) || !is_own_rank(start.rank)) return false;
+  say_bridge_problem();
   start.settings = settings_;
   start.facts = &facts_;
   start.losses = &losses_;
   start.limits = &limits_;
+  start.notes = &notes_;
   start.on_end = [] { recorder.deactivate(); };
   start.any_step = any_step_.load();
   start.in_step = in_step_.load();
@@ -137,6 +133,11 @@ void Recorder::drain_at_exit() {
   if (session && session->owned_by_this_process()) session->drain(exit_deadline_ns());
 }
 
+void Recorder::save_before_death() {
+  Session* session = session_.load();
+  if (session && session->owned_by_this_process()) session->save(now_ns() + kAbortPatienceNs);
+}
+
 void Recorder::finish_at_exit() {
   Session* session = session_.load();
   if (!session || !session->owned_by_this_process()) return;
@@ -156,6 +157,8 @@ void Recorder::after_fork_in_child() {
   life_.store(static_cast<uint32_t>(Life::idle));
   losses_.reset();
   limits_.reset();
+  notes_.limits.forget();
+  notes_.gaps.forget();
   exit_deadline_ns_.store(0);
   any_step_.store(false);
   in_step_.store(false);
@@ -205,14 +208,14 @@ void Recorder::suggest_rank(const Token& token, int rank, int world_size) {
   set_rank(token, rank, world_size);
 }
 
-bool Recorder::push_step_event(const Token& token, const Event& event) {
+bool Recorder::push_step_event(const Token& token, const Event& event, bool ends_step) {
   Session* session = session_if_running();
   if (!session) return true;
   Session::Ring::Claim claim;
   if (!session->claim(token, &claim)) return false;
   *claim.event = event;
   session->publish(token, claim);
-  if (event.kind == EventKind::step_end) session->kick();
+  if (ends_step) session->step_has_ended();
   return true;
 }
 
@@ -226,9 +229,10 @@ void Recorder::begin_step(const Token& token, int64_t step) {
   micro_step_.store(0);
   step_.store(step);
   // What came after the end of the last step is the beginning of this one.
-  if (in_step_.exchange(true) || !any_step_.exchange(true)) next_row_.store(0);
+  const bool ends_step = in_step_.exchange(true);
+  if (ends_step || !any_step_.exchange(true)) next_row_.store(0);
   event.step_serial = step_serial_.fetch_add(1) + 1;
-  const bool placed = push_step_event(token, event);
+  const bool placed = push_step_event(token, event, ends_step);
   // A record that cannot be told which step it belongs to must not land in another.
   if (!placed) losses_.add(Loss::step_lost, step);
   wanted_.store(event.wanted && placed);
@@ -240,7 +244,7 @@ void Recorder::end_step(const Token& token) {
   next_row_.store(0);
   Event event;
   event.kind = EventKind::step_end;
-  const bool placed = push_step_event(token, event);
+  const bool placed = push_step_event(token, event, true);
   micro_step_.store(0, std::memory_order_relaxed);
   if (!placed) losses_.add(Loss::step_lost, step_.load());
   // What comes before the next step begins belongs to it. Whether that one is wanted shows then: it is kept until then.
@@ -252,194 +256,31 @@ void Recorder::set_micro_step(const Token&, int32_t index) {
   micro_step_.store(index, std::memory_order_relaxed);
 }
 
+bool Recorder::takes_facts() const {
+  const Session* session = session_.load();
+  return !session || !session->header_written();
+}
+
 void Recorder::fact(const Token&, const char* name, const char* value) {
   if (!name || !value) return;
-  const Session* session = session_.load();
-  const bool late = session && session->header_written();
-  if (!late && facts_.add(name, value)) return;
+  if (takes_facts() && facts_.add(name, value)) return;
   if (!fact_dropped_.exchange(true)) {
     say("the fact \"%s\" came after the first record and is not kept: call forkpoint_fact before it", name);
   }
 }
 
-// ---- Scopes
-
-const ScopeFrame& Recorder::scope(const Token& token) const {
-  static constexpr ScopeFrame kNone;
-  const ScopeStack* stack = ScopeStack::of_thread_if_any(token);
-  return stack ? stack->top() : kNone;
-}
-
-void Recorder::push_scope(const Token& token, const ScopeFrame& frame) {
-  ScopeStack* stack = ScopeStack::of_thread(token);
-  if (!stack) return lose(Loss::no_memory);
-  if (!stack->push(frame)) limits_.add(Limit::scope_depth);
-}
-
-void Recorder::begin_scope(const Token& token, int32_t phase, const char* layer, const char* op) {
+void Recorder::set_step_base(const Token&, const char* base) {
   if (!names_.create()) return lose(Loss::no_memory);
-  ScopeFrame frame = scope(token);
-  if (phase >= 0 && phase < kPhaseCount) {
-    frame.phase = static_cast<int8_t>(phase);
-    frame.collective = false;
-    frame.communicator = nullptr;
-  }
-  if (layer) frame.layer = names_.name(layer);
-  if (op) frame.op = names_.name(op);
-  if ((layer && !frame.layer) || (op && !frame.op)) lose(Loss::names_full);
-  push_scope(token, frame);
+  if (const Name* name = names_.name(base)) set_program_step_base(name->text);
 }
 
-void Recorder::begin_collective(const Token& token, const char* op, const char* communicator, const int32_t* members,
-                                int32_t member_count, const char* layer) {
-  if (!names_.create()) return lose(Loss::no_memory);
-  ScopeFrame frame = scope(token);
-  frame.phase = static_cast<int8_t>(Phase::collective);
-  frame.collective = true;
-  frame.communicator = nullptr;
-  if (layer) frame.layer = names_.name(layer);
-  if (op) frame.op = names_.name(op);
-  if (member_count < 0 || member_count > kMaxMembers || (member_count > 0 && !members)) {
-    lose(Loss::bad_collective);
-  } else if (const Name* name = names_.name(communicator)) {
-    frame.communicator = names_.communicator({name, members, member_count});
-    if (!frame.communicator) lose(Loss::names_full);
-  }
-  if ((layer && !frame.layer) || (op && !frame.op)) lose(Loss::names_full);
-  push_scope(token, frame);
+void Recorder::note_limit(const char* what, const char* detail) {
+  if (!notes_.limits.add(what, detail)) limits_.add(Limit::notes_full);
 }
 
-void Recorder::end_scope(const Token& token) {
-  if (ScopeStack* stack = ScopeStack::of_thread_if_any(token)) stack->pop();
-}
-
-// ---- Records
-
-bool Recorder::skips(Role role, bool collective) const {
-  return settings_->level == Level::step && !collective && (role == Role::input || role == Role::output);
-}
-
-SiteKey Recorder::site_key_of(const ScopeFrame& frame, Role role, Kind kind, const Name* name) const {
-  SiteKey key = {};
-  const Phase otherwise = kind == Kind::state                      ? Phase::state
-                          : any_step_.load(std::memory_order_relaxed) ? default_phase(role)
-                                                                      : Phase::load;
-  key.phase = frame.phase >= 0 ? static_cast<Phase>(frame.phase) : otherwise;
-  key.kind = kind;
-  key.role = role;
-  key.layer = frame.layer;
-  key.op = frame.op;
-  key.tensor = name;
-  key.communicator = kind == Kind::collective ? frame.communicator : nullptr;
-  return key;
-}
-
-void Recorder::record(const Token& token, const SiteKey& site, const LayoutKey& layout, const DigestResult& result) {
-  Session* session = this->session(token);
-  if (!session) return;
-  const SiteEntry* site_entry = names_.site(site);
-  const LayoutEntry* layout_entry = names_.layout(layout);
-  if (!site_entry || !layout_entry) return lose(Loss::names_full);
-  Session::Ring::Claim claim;
-  if (!session->claim(token, &claim)) return lose(Loss::ring_full);
-  Event& event = *claim.event;
-  event.kind = EventKind::record;
-  event.packet = nullptr;
-  event.micro_step = micro_step_.load(std::memory_order_relaxed);
-  event.site = site_entry;
-  event.layout = layout_entry;
-  event.digest = result.digest;
-  event.stats = result.stats;
-  session->publish(token, claim);
-}
-
-void Recorder::record_on_device(const Token& token, const SiteKey& site, const CheckedTensor& tensor) {
-  Session* session = this->session(token);
-  if (!session) return;
-  const SiteEntry* site_entry = names_.site(site);
-  const LayoutEntry* layout_entry = names_.layout(tensor.layout);
-  if (!site_entry || !layout_entry) return lose(Loss::names_full);
-  // The place first: a kernel that was enqueued without one would have a result that nobody fetches.
-  Session::Ring::Claim claim;
-  if (!session->claim(token, &claim)) return lose(Loss::ring_full);
-  const DeviceTensor device_tensor = {tensor.data, tensor.view(), tensor.lowest_offset, tensor.end_offset, tensor.stream};
-  const DeviceOutcome outcome = enqueue_device_digest(token, device_tensor, settings_->ring_slots);
-  Event& event = *claim.event;
-  event.kind = EventKind::none;
-  event.packet = nullptr;
-  if (outcome.kind == DeviceOutcome::Kind::enqueued) {
-    event.kind = EventKind::device_record;
-    event.micro_step = micro_step_.load(std::memory_order_relaxed);
-    event.site = site_entry;
-    event.layout = layout_entry;
-    event.device_slot = outcome.slot;
-    if (settings_->level == Level::launch) event.packet = launch_row_of_record(token, tensor.stream, tensor.data, tensor.lowest_offset, tensor.end_offset);
-    if (event.packet) next_row_.fetch_add(1, std::memory_order_relaxed);
-  }
-  session->publish(token, claim);
-  if (outcome.kind == DeviceOutcome::Kind::lost) lose(outcome.loss, outcome.error);
-  if (outcome.kind == DeviceOutcome::Kind::captured) limits_.add(Limit::graph_replay);
-  if (outcome.kind == DeviceOutcome::Kind::enqueued && !drain_registered_.exchange(true)) drain_before_libraries_go();
-}
-
-void Recorder::tensor(const Token& token, const forkpoint_tensor_desc* desc) { tensor_in(token, scope(token), desc); }
-
-void Recorder::tensor_in(const Token& token, const ScopeFrame& frame, const forkpoint_tensor_desc* desc) {
-  if (!wanted_.load(std::memory_order_relaxed)) return;
-  CheckedTensor tensor;
-  const Loss problem = check_tensor(desc, &tensor);
-  if (problem != Loss::count_) return lose(problem);
-  if (skips(tensor.role, frame.collective)) return;
-  if (!names_.create()) return lose(Loss::no_memory);
-  const Name* name = names_.name(desc->name);
-  if (!name) return lose(Loss::names_full);
-  const SiteKey site = site_key_of(frame, tensor.role, frame.collective ? Kind::collective : Kind::tensor, name);
-  if (tensor.on_device && tensor.elements > 0) return record_on_device(token, site, tensor);
-  record(token, site, tensor.layout, tensor.digest());
-}
-
-void Recorder::scalar(const Token& token, const char* name, int32_t role, double value) {
-  if (!wanted_.load(std::memory_order_relaxed)) return;
-  if (!name) return lose(Loss::bad_name);
-  if (!is_role(role)) return lose(Loss::bad_role);
-  if (!names_.create()) return lose(Loss::no_memory);
-  const Name* text = names_.name(name);
-  if (!text) return lose(Loss::names_full);
-  record_number(token, site_key_of(scope(token), static_cast<Role>(role), Kind::scalar, text), value);
-}
-
-void Recorder::argument_in(const Token& token, const ScopeFrame& frame, const char* name, double value) {
-  if (!wanted_.load(std::memory_order_relaxed)) return;
-  if (!names_.create()) return lose(Loss::no_memory);
-  const Name* text = names_.name(name);
-  if (!text) return lose(Loss::names_full);
-  SiteKey site = site_key_of(frame, Role::scalar, Kind::scalar, text);
-  site.communicator = frame.communicator;  // it belongs to the collective's call
-  record_number(token, site, value);
-}
-
-void Recorder::record_number(const Token& token, const SiteKey& site, double value) {
-  DigestResult result = digest_bytes(&value, sizeof(value), DType::f64);
-  result.digest = scalar_digest(value);
-  LayoutKey layout;
-  layout.dtype = DType::f64;
-  record(token, site, layout, result);
-}
-
-void Recorder::state(const Token& token, const char* name, int32_t role, const void* data, size_t size_bytes) {
-  if (!wanted_.load(std::memory_order_relaxed)) return;
-  if (!name) return lose(Loss::bad_name);
-  if (!is_role(role)) return lose(Loss::bad_role);
-  if ((!data && size_bytes > 0) || size_bytes > INT64_MAX) return lose(Loss::bad_state);
-  if (!names_.create()) return lose(Loss::no_memory);
-  const Name* text = names_.name(name);
-  if (!text) return lose(Loss::names_full);
-  const auto shape = static_cast<int64_t>(size_bytes);
-  LayoutKey layout;
-  layout.dims = 1;
-  layout.shape = &shape;
-  const DigestResult result = size_bytes ? digest_bytes(data, size_bytes) : DigestResult{};
-  record(token, site_key_of(scope(token), static_cast<Role>(role), Kind::state, text), layout, result);
+void Recorder::note_gap(const char* reason) {
+  if (Note* note = notes_.gaps.add(reason, nullptr)) note->when.add(place());
+  else lose(Loss::notes_full);
 }
 
 }  // namespace forkpoint

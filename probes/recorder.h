@@ -7,7 +7,9 @@
 #include <cstdint>
 
 #include "probes/descriptor.h"
+#include "probes/frames.h"
 #include "probes/guard.h"
+#include "probes/notes.h"
 #include "probes/scopes.h"
 #include "probes/session.h"
 
@@ -35,14 +37,19 @@ class Recorder {
   void scalar(const Token& token, const char* name, int32_t role, double value);
   void state(const Token& token, const char* name, int32_t role, const void* data, size_t size_bytes);
   void fact(const Token& token, const char* name, const char* value);
+  bool takes_facts() const;  // until the header is written
 
   // ---- Collectives as hooks see them (nccl_records.h). Awake: something may be recorded, now or later.
   bool is_awake() const {
     return settings_ && settings_->state == Settings::State::ready && !ended_.load(std::memory_order_relaxed);
   }
   bool wants_records() const { return is_awake() && wanted_.load(std::memory_order_relaxed); }
-  // As tensor, in a scope that is given.
-  void tensor_in(const Token& token, const ScopeFrame& frame, const forkpoint_tensor_desc* desc);
+  // As tensor, scalar and state, in a scope that is given. flags: of RecordFlags, beside those of the scope.
+  void tensor_in(const Token& token, const ScopeFrame& frame, const forkpoint_tensor_desc* desc, uint8_t flags = 0);
+  void scalar_in(const Token& token, const ScopeFrame& frame, const char* name, int32_t role, double value,
+                 uint8_t flags = 0);
+  void state_in(const Token& token, const ScopeFrame& frame, const char* name, int32_t role, const void* data,
+                size_t size_bytes, uint8_t flags = 0);
   // A number that a collective was called with; in its scope.
   void argument_in(const Token& token, const ScopeFrame& frame, const char* name, double value);
   void lose_records(Loss loss, uint64_t records) { losses_.add(loss, place(), records); }
@@ -50,6 +57,25 @@ class Recorder {
   int known_rank(int* world_size) const;
   // As set_rank, from what was merely seen: without effect where the rank is known, or something was recorded already.
   void suggest_rank(const Token& token, int rank, int world_size);
+
+  // ---- A framework's bridge (torch_calls.cpp). Scopes that are named once and then by a number, for the process's life;
+  // 0: there are too many (counted as lost). phase: -1 for none. Nothing is inherited. communicator: of communicator(), 0: none.
+  uint32_t frame(const Token& token, int32_t phase, const char* layer, const char* op, uint32_t communicator, uint8_t flags);
+  uint32_t communicator(const Token& token, const char* name, const int32_t* members, int32_t member_count);
+  // 0 (or a number that was not given out): the scope that the thread has open.
+  const ScopeFrame& frame_or_scope(const Token& token, uint32_t handle) const {
+    const ScopeFrame* frame = frames_.find(handle);
+    return frame ? *frame : scope(token);
+  }
+  const ScopeFrame* find_frame(uint32_t handle) const { return frames_.find(handle); }
+  void enter_frame(const Token& token, const ScopeFrame& frame);  // until end_scope
+  // As ScopeStack::set_backward.
+  void set_backward(const Token& token, const ScopeFrame* frame);
+  // Where the numbers of the steps come from ("optimizer", "scheduler", ...). Without effect behind the first record.
+  void set_step_base(const Token& token, const char* base);
+  // Each text once. With masked names only what stands before a colon is written, and no detail.
+  void note_limit(const char* what, const char* detail);
+  void note_gap(const char* reason);
 
   // ---- Launch level (launch_recorder.h). Are launches of this moment kept?
   bool wants_launches() const {
@@ -68,6 +94,9 @@ class Recorder {
   void publish_row(const Token& token, const RowPlace& place, LaunchPacket* packet);
   // Waits, bounded, until the writer has got on: what it holds is given back by then. false: it has not.
   bool await_writer(const Token& token);
+  // See Session::is_stalled.
+  bool is_stalled() const;
+  void note_stall();
   // REQUIRES: names().create() was true. nullptr when there are too many.
   const SiteEntry* launch_site(const Token& token, const Name* kernel);
   void lose_row(Loss loss, int error = 0) { lose(loss, error); }
@@ -91,6 +120,8 @@ class Recorder {
   void drain_at_exit();
   // Ends the stream as whole, bounded. Safe in a signal handler; does nothing in a child that does not own the stream.
   void finish_at_exit();
+  // As much as can be on disk within a second, before abort. The stream goes on, should the process live. Safe in a signal handler.
+  void save_before_death();
   // In the child of a fork: nothing of the parent's recording is touched.
   void after_fork_in_child();
   void deactivate();
@@ -103,16 +134,17 @@ class Recorder {
   Session* start(const Token& token);
   bool start_session(const Token& token);
   int own_rank() const;
+  void say_rank_problem(int rank, int world_size) const;
   bool is_own_rank(int rank) const;
   void handle_forks();
   const ScopeFrame& scope(const Token& token) const;
   void push_scope(const Token& token, const ScopeFrame& frame);
   bool skips(Role role, bool collective) const;
   SiteKey site_key_of(const ScopeFrame& frame, Role role, Kind kind, const Name* name) const;
-  void record(const Token& token, const SiteKey& site, const LayoutKey& layout, const DigestResult& result);
-  void record_number(const Token& token, const SiteKey& site, double value);
-  void record_on_device(const Token& token, const SiteKey& site, const CheckedTensor& tensor);
-  bool push_step_event(const Token& token, const Event& event);
+  void record(const Token& token, const SiteKey& site, uint8_t flags, const LayoutKey& layout, const DigestResult& result);
+  void record_number(const Token& token, const SiteKey& site, uint8_t flags, double value);
+  void record_on_device(const Token& token, const SiteKey& site, uint8_t flags, const CheckedTensor& tensor);
+  bool push_step_event(const Token& token, const Event& event, bool ends_step);
   void lose(Loss loss, int error = 0);
   int64_t place() const;  // the step for a Gap
   int64_t exit_deadline_ns();
@@ -123,6 +155,8 @@ class Recorder {
   FactList facts_;
   LossLog losses_;
   LimitSet limits_;
+  Notes notes_;
+  FrameTable frames_;
   std::atomic<uint32_t> life_{0};  // enum Life; futex
   std::atomic<Session*> session_{nullptr};
   std::atomic<bool> tables_ready_{false};

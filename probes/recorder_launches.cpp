@@ -19,6 +19,15 @@ bool Recorder::await_writer(const Token& token) {
   return session && session->await_progress(token);
 }
 
+bool Recorder::is_stalled() const {
+  const Session* session = session_.load(std::memory_order_acquire);
+  return session && session->is_stalled();
+}
+
+void Recorder::note_stall() {
+  if (Session* session = session_.load(std::memory_order_acquire)) session->note_stall();
+}
+
 void Recorder::publish_row(const Token& token, const RowPlace& place, LaunchPacket* packet) {
   if (!packet->discard) next_row_.fetch_add(packet->rows, std::memory_order_relaxed);
   packet->row.micro_step = micro_step_.load(std::memory_order_relaxed);
@@ -30,7 +39,9 @@ void Recorder::publish_row(const Token& token, const RowPlace& place, LaunchPack
 }
 
 const SiteEntry* Recorder::launch_site(const Token& token, const Name* kernel) {
-  return kernel ? names_.site(site_key_of(scope(token), Role::other, Kind::launch, kernel)) : nullptr;
+  const ScopeStack* stack = ScopeStack::of_thread_if_any(token);
+  const ScopeFrame& frame = stack ? stack->of_launches() : scope(token);
+  return kernel ? names_.site(site_key_of(frame, Role::other, Kind::launch, kernel)) : nullptr;
 }
 
 CudaContext* Recorder::digest_context(const Token& token, CUctx_st* context, int* error) {

@@ -13,9 +13,11 @@ inline constexpr int kMaxScopeDepth = 64;
 struct ScopeFrame {
   int8_t phase = -1;             // -1: none given by any enclosing scope
   bool collective = false;
+  uint8_t flags = 0;             // RecordFlags of what is recorded in it
   const Name* layer = nullptr;   // nullptr: none
   const Name* op = nullptr;
   const CommunicatorEntry* communicator = nullptr;
+  friend bool operator==(const ScopeFrame&, const ScopeFrame&) = default;
 };
 
 class ScopeStack {
@@ -32,10 +34,16 @@ class ScopeStack {
   // false: no scope is open.
   bool pop();
 
+  // What launches stand under while no scope is open: of a thread on which autograd runs one node after the other, where
+  // nothing tells when a layer's part ends. frame: nullptr for nothing; else it must live for ever.
+  void set_backward(const ScopeFrame* frame) { backward_ = frame; }
+  const ScopeFrame& of_launches() const { return depth_ == 0 && backward_ ? *backward_ : top(); }
+
  private:
   static const ScopeFrame kNone;
   int depth_ = 0;
   int too_deep_ = 0;
+  const ScopeFrame* backward_ = nullptr;
   ScopeFrame frames_[kMaxScopeDepth];
 };
 

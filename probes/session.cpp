@@ -1,7 +1,6 @@
 #include "probes/session.h"
 
 #include <fmt/format.h>
-#include <signal.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -22,26 +21,15 @@ namespace forkpoint {
 namespace {
 
 constexpr int64_t kMillisecond = 1'000'000;
-constexpr int64_t kFlushPeriod = 200 * kMillisecond;  // what a killed rank may lose
+constexpr int64_t kFlushPeriod = 200 * kMillisecond;  // what a killed rank may lose of an open step ...
+constexpr int64_t kShortestFlushPeriod = 5 * kMillisecond;  // ... and of one that has just begun to record
+constexpr uint32_t kYoungSteps = 16;
+constexpr int64_t kYoungPatience = 300 * kMillisecond;
 constexpr int64_t kLongestIdle = 10 * kMillisecond;
 constexpr int64_t kUnpublishedWait = 200 * kMillisecond;  // at exit, for threads between claim and publish
 constexpr size_t kThreadStackBytes = 2u << 20;
 
 std::atomic<uint32_t> session_count{0};
-
-// The host must not see its signals go to a thread of ours.
-class AllSignalsBlocked {
- public:
-  AllSignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~AllSignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
 
 }  // namespace
 
@@ -52,6 +40,8 @@ Session* Session::start(const Token&, const SessionStart& start) {
     return nullptr;
   }
   session->owner_pid_ = getpid();
+  session->begun_ns_ = now_ns();
+  session->young_patience_ns_.store(kYoungPatience);
   session->number_ = ++session_count;
   if (session->start_thread()) return session;
   say("no thread could be started to write with; nothing is recorded in process %d", getpid());
@@ -78,7 +68,7 @@ bool Session::owned_by_this_process() const { return owner_pid_ == getpid(); }
 
 bool Session::claim(const Token&, Ring::Claim* claim) {
   if (ring_.try_claim(claim)) return true;
-  if (stalled_at_.load(std::memory_order_relaxed) == ring_.popped() || !owned_by_this_process()) return false;
+  if (is_stalled() || !owned_by_this_process()) return false;
   const int64_t deadline_ns = now_ns() + start_.settings->ring_wait_ms * kMillisecond;
   bool claimed = false;
   waiters_.fetch_add(1);
@@ -91,7 +81,7 @@ bool Session::claim(const Token&, Ring::Claim* claim) {
     futex_wait(moved_, moved, std::min(left_ns, 10 * kMillisecond));
   }
   waiters_.fetch_sub(1);
-  if (!claimed) stalled_at_.store(ring_.popped(), std::memory_order_relaxed);
+  if (!claimed) note_stall();
   return claimed;
 }
 
@@ -125,6 +115,29 @@ void Session::drain(int64_t deadline_ns) {
     const uint32_t moved = moved_.load();
     const int64_t left_ns = deadline_ns - now_ns();
     if (ring_.popped() >= goal || done_.load() || left_ns <= 0) break;
+    kick();
+    futex_wait(moved_, moved, std::min(left_ns, kLongestIdle));
+  }
+  waiters_.fetch_sub(1);
+}
+
+void Session::step_has_ended() {
+  kick();
+  const int64_t patience_ns = young_patience_ns_.load(std::memory_order_relaxed);
+  if (patience_ns <= 0 || steps_ended_.fetch_add(1, std::memory_order_relaxed) >= kYoungSteps) return;
+  const int64_t now = now_ns();
+  drain(now + patience_ns);
+  young_patience_ns_.fetch_sub(now_ns() - now, std::memory_order_relaxed);
+}
+
+void Session::save(int64_t deadline_ns) {
+  drain(deadline_ns);
+  const uint32_t ticket = save_asked_.fetch_add(1) + 1;
+  waiters_.fetch_add(1);
+  for (;;) {
+    const uint32_t moved = moved_.load();
+    const int64_t left_ns = deadline_ns - now_ns();
+    if (static_cast<int32_t>(saved_.load() - ticket) >= 0 || done_.load() || left_ns <= 0) break;
     kick();
     futex_wait(moved_, moved, std::min(left_ns, kLongestIdle));
   }
@@ -220,7 +233,7 @@ void Session::open_stream() {
     stream_inode_ = status.st_ino;
     descriptor_.store(descriptor);
   }
-  appender_ = std::make_unique<StreamAppender>(*start_.settings, number_, *writer_, *start_.losses, *start_.limits);
+  appender_ = std::make_unique<StreamAppender>(*start_.settings, number_, *writer_, *start_.losses, *start_.limits, *start_.notes);
   if (start_.any_step) {
     appender_->begin_step(start_.step, start_.in_step && start_.step_wanted, start_.step_serial);
     if (!start_.in_step) appender_->end_step();
@@ -316,10 +329,17 @@ bool Session::drop_unpublished() {
 
 void Session::maintain() {
   const int64_t now = now_ns();
-  if (now - last_flush_ns_ < kFlushPeriod) return;
+  const uint32_t asked = save_asked_.load();
+  // Growing with the session's age: a job that dies young leaves something, and a long one is not cut into small frames.
+  const int64_t period = std::clamp((now - begun_ns_) / 4, kShortestFlushPeriod, kFlushPeriod);
+  if (now - last_flush_ns_ < period && asked == saved_.load()) return;
   check_descriptor();
   appender_->flush();
   last_flush_ns_ = now;
+  saved_.store(asked);
+  if (waiters_.load() == 0) return;
+  moved_.fetch_add(1);
+  futex_wake(moved_);
 }
 
 void Session::idle() {
@@ -331,12 +351,12 @@ void Session::idle() {
 void Session::end_at_size_limit() {
   ended_.store(true, std::memory_order_release);
   start_.on_end();
-  say("recording of rank %d ended at step %lld, the job goes on: the stream has reached FORKPOINT_MAX_SIZE_BYTES (%llu)",
-      start_.rank, static_cast<long long>(appender_->step()),
-      static_cast<unsigned long long>(start_.settings->max_size_bytes));
-  writer_->add_gap({appender_->step(), appender_->step(), 0,
-                    fmt::format("the stream has reached FORKPOINT_MAX_SIZE_BYTES ({}); nothing later is recorded",
-                                start_.settings->max_size_bytes)});
+  const int64_t step = appender_->step();
+  const std::string reached = fmt::format("the stream has reached its limit of {} bytes (--max-size, FORKPOINT_MAX_SIZE_BYTES)",
+                                          start_.settings->max_size_bytes);
+  const std::string where = step == kPrologueStep ? "before the first step" : fmt::format("at step {}", step);
+  say("recording of rank %d ended %s, the job goes on: %s", start_.rank, where.c_str(), reached.c_str());
+  writer_->add_gap({step, step, 0, reached + "; nothing later is recorded"});
 }
 
 }  // namespace forkpoint

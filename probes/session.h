@@ -33,6 +33,7 @@ struct SessionStart {
   const FactList* facts = nullptr;
   LossLog* losses = nullptr;
   LimitSet* limits = nullptr;
+  Notes* notes = nullptr;
   void (*on_end)() = nullptr;  // called on the writer thread when recording ends for whatever reason
   int rank = 0;
   int world_size = 1;
@@ -57,12 +58,18 @@ class Session {
   bool claim(const Token& token, Ring::Claim* claim);
   // Waits until the writer has handled one event more, as claim() waits for a place. false: it has not.
   bool await_progress(const Token& token);
+  // Has the writer made no progress since a wait for it was in vain? Then no other wait, of whatever kind, is worth its time.
+  bool is_stalled() const { return stalled_at_.load(std::memory_order_relaxed) == ring_.popped(); }
+  void note_stall() { stalled_at_.store(ring_.popped(), std::memory_order_relaxed); }
   void publish(const Token&, const Ring::Claim& claim) { ring_.publish(claim); }
-  // Has the writer look at once (a step has ended).
-  void kick();
+  // Has the writer write the step at once. Its first steps are waited for a little (kYoungPatience in all):
+  // a job that dies young must not have lost what ended because the writer's thread had only just begun.
+  void step_has_ended();
 
   // Waits until what was claimed so far is written, or deadline_ns (of now_ns()). Async-signal-safe, as finish() is.
   void drain(int64_t deadline_ns);
+  // As drain, and has what the open step has so far written as well.
+  void save(int64_t deadline_ns);
   // Writes everything and ends the stream as whole. Returns at the latest shortly after deadline_ns.
   void finish(int64_t deadline_ns);
 
@@ -91,6 +98,7 @@ class Session {
   bool await_graph_digest(const GraphNode& node, RawDigest* digest, Loss* lost);
   Loss why_graph_digest_is_lost(const GraphNode& node, int64_t waited_ns, bool look);
   void wait_a_little(int64_t* pause_ns);
+  void kick();  // the writer looks at once
   bool drop_unpublished();
   void maintain();
   void idle();
@@ -108,6 +116,7 @@ class Session {
   std::unique_ptr<StreamAppender> appender_;
   int64_t last_flush_ns_ = 0;
   int64_t idle_ns_ = 0;
+  int64_t begun_ns_ = 0;
   bool full_ = false;
   std::atomic<int> descriptor_{-1};  // of the stream, and which file that is
   uint64_t stream_device_ = 0;
@@ -121,6 +130,9 @@ class Session {
   std::atomic<uint32_t> moved_{0};  // futex: producers and drain() sleep on it
   std::atomic<uint32_t> waiters_{0};
   std::atomic<uint32_t> done_{0};   // futex
+  std::atomic<uint32_t> save_asked_{0}, saved_{0};    // counts
+  std::atomic<int64_t> young_patience_ns_{0};         // what is left of it
+  std::atomic<uint32_t> steps_ended_{0};              // how many were, while patience was left
 };
 
 }  // namespace forkpoint

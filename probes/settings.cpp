@@ -59,6 +59,7 @@ class Reader {
     read_choice();
     read_limits();
     read_launch_level();
+    read_torch();
     read_rank();
   }
 
@@ -136,9 +137,10 @@ class Reader {
         read_limit(contract::kRingWaitMs, 0, 3'600'000, settings_.ring_wait_ms, "milliseconds from 0 to 3600000"));
   }
 
-  bool read_switch(const char* name) {
+  bool read_switch(const char* name, bool otherwise = false) {
     const char* text = value(name);
-    if (!text || strcmp(text, "0") == 0) return false;
+    if (!text) return otherwise;
+    if (strcmp(text, "0") == 0) return false;
     if (strcmp(text, "1") != 0) refuse(name, text, "0 or 1");
     return true;
   }
@@ -164,7 +166,35 @@ class Reader {
     }
   }
 
-  // Foreign variables: one that makes no sense is passed over, not refused. Of global ranks only: MPI_LOCALRANKID, PALS_LOCAL_RANKID
+  void read_torch() {
+    settings_.torch = read_switch(contract::kTorch, true);
+    if (const char* text = value(contract::kOps)) {
+      if (strlen(text) >= sizeof(settings_.ops)) refuse(contract::kOps, text, "a shorter list");
+      else strcpy(settings_.ops, text);
+    }
+    if (const char* text = value(contract::kWatch)) read_watch(text);
+    if (const char* text = value(contract::kOnTrigger)) {
+      static constexpr const char* kNames[] = {"warn", "stop", "deepen"};  // in the order of OnTrigger
+      int found = 0;
+      while (found < 3 && strcmp(text, kNames[found]) != 0) ++found;
+      if (found < 3) settings_.on_trigger = static_cast<OnTrigger>(found);
+      else refuse(contract::kOnTrigger, text, "warn, stop or deepen");
+    }
+  }
+
+  void read_watch(const char* text) {
+    for (const char* rest = text;;) {
+      const size_t length = strcspn(rest, ",");
+      const std::string_view word(rest, length);
+      if (word == "nan") settings_.watch_nan = true;
+      else if (word == "replicas") settings_.watch_replicas = true;
+      else return refuse(contract::kWatch, text, "nan, replicas, or both with a comma between them");
+      if (rest[length] == '\0') return;
+      rest += length + 1;
+    }
+  }
+
+  // Foreign variables: one that makes no sense is passed over and said, not refused. Of global ranks only: MPI_LOCALRANKID, PALS_LOCAL_RANKID
   // and their like count within a node. MPI launchers that start their daemons with srun leave the daemon's SLURM_PROCID to
   // the ranks, so theirs come first.
   void read_rank() {
@@ -186,17 +216,34 @@ class Reader {
       uint64_t rank = 0, size = 0;
       const char* rank_text = value(rank_name);
       const char* size_text = size_name ? value(size_name) : nullptr;
-      if (!rank_text || !is_number(rank_text, INT_MAX - 1, &rank)) continue;
+      if (!rank_text) continue;
+      if (!is_number(rank_text, INT_MAX - 1, &rank)) {
+        note_rank_problem("%s is \"%.60s\", which is no rank", rank_name, rank_text);
+        continue;
+      }
       const bool size_known = size_text && is_number(size_text, INT_MAX, &size);
+      if (size_text && !size_known) {
+        note_rank_problem("%s is \"%.60s\", which is no number of ranks", size_name, size_text);
+      }
       // Of two variables for the size the second gets its turn.
       if (!size_known && size_name && strcmp(size_name, "SLURM_STEP_NUM_TASKS") == 0) continue;
       if (!size_known) size = rank + 1;  // what this rank proves
-      if (rank >= size) continue;
+      if (rank >= size) {
+        note_rank_problem("%s is %.20s and %s is %.20s: ranks count from 0, so there is no such rank", rank_name, rank_text, size_name,
+                          size_text);
+        continue;
+      }
       settings_.world_size_known = size_known;
       settings_.rank = static_cast<int>(rank);
       settings_.world_size = static_cast<int>(size);
       return;
     }
+  }
+
+  template <typename... Texts>
+  void note_rank_problem(const char* format, Texts... texts) {
+    char* text = settings_.rank_problem;
+    if (!text[0]) snprintf(text, sizeof(settings_.rank_problem), format, texts...);  // the first one is enough
   }
 
   // Its SLURM_PROCID is 0 whatever it goes on to start; only srun makes a step.

@@ -8,6 +8,9 @@
 
 namespace forkpoint {
 
+// What is done when a watched value is found wrong (FORKPOINT_WATCH).
+enum class OnTrigger : uint8_t { warn, stop, deepen };
+
 struct Settings {
   enum class State : uint8_t { unset, malformed, ready };
   State state = State::unset;
@@ -28,12 +31,18 @@ struct Settings {
   uint32_t retry = 0;             // repetitions of the launch (retry_step, retry_index)
   int64_t retry_step = -1;
   uint64_t retry_index = 0;
+  bool torch = true;              // PyTorch is recorded by layers
+  char ops[1024] = "";            // layers whose framework ops are recorded too; empty: none
+  bool watch_nan = false;
+  bool watch_replicas = false;
+  OnTrigger on_trigger = OnTrigger::warn;
   char cupti[1024] = "";          // path; empty: look for it
   unsigned long cpus[128] = {};   // where the process may run, as it was at load; not filled in by read_settings
   size_t cpus_bytes = 0;          // 0: not known
   int rank = -1;                  // what the launcher's variables say; -1: nothing
   int world_size = 0;
   bool world_size_known = false;  // false: a lower bound
+  char rank_problem[240] = "";    // what the launcher's variables say that makes no sense; empty: nothing
 
   bool wants_rank(int rank) const;
   bool wants_step(int64_t step) const {

@@ -21,6 +21,7 @@ constinit std::atomic<bool> mark_set{false};
 constinit std::atomic<Source> source{Source::nobody};
 constinit std::atomic<int64_t> begun{0};  // marked steps
 constinit std::atomic<bool> said{false};
+constinit std::atomic<const char*> program_base{"step(n)"};
 
 // Who comes first begins the steps from then on.
 bool is_source(Source wanted) {
@@ -68,7 +69,9 @@ bool may_begin_own_step() {
   return false;
 }
 
-const char* step_base() { return has_step_mark() && source.load() != Source::program ? "step-on" : "step(n)"; }
+const char* step_base() { return has_step_mark() && source.load() != Source::program ? "step-on" : program_base.load(); }
+
+void set_program_step_base(const char* base) { program_base.store(base); }
 
 void forget_steps_in_child() {
   source.store(Source::nobody);

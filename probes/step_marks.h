@@ -26,6 +26,8 @@ void begin_marked_step(const Token& token);
 bool may_begin_own_step();
 // How the steps of this process are numbered, for the stream's header.
 const char* step_base();
+// Where the program's own numbers come from; unset: from the program. base must live for ever.
+void set_program_step_base(const char* base);
 
 void forget_steps_in_child();
 

@@ -42,8 +42,8 @@ bool are_one(const CommunicatorEntry& left, const CommunicatorEntry& right) {
 }  // namespace
 
 StreamAppender::StreamAppender(const Settings& settings, uint32_t session, HashStreamWriter& writer, LossLog& losses,
-                               LimitSet& limits)
-    : settings_(settings), session_(session), writer_(writer), losses_(losses), limits_(limits) {}
+                               LimitSet& limits, Notes& notes)
+    : settings_(settings), session_(session), writer_(writer), losses_(losses), limits_(limits), notes_(notes) {}
 
 void StreamAppender::begin_step(int64_t step, bool wanted, uint64_t serial) {
   // A thread that starts the session while another begins a step tells of that step twice.
@@ -161,7 +161,8 @@ void StreamAppender::append_record(const Event& event) {
   record.site = site_id(*event.site);
   record.layout = layout_id(*event.layout);
   record.micro_step = event.micro_step;
-  record.call = next_call(record.site, event.micro_step);
+  record.flags = event.flags;
+  record.call = next_call(record.site, event.micro_step, (event.flags & kRecordEval) != 0);
   record.digest = event.digest;
   record.stats = event.stats;
   writer_.append(record, event.layout->size_bytes);
@@ -187,12 +188,13 @@ uint32_t StreamAppender::layout_id(const LayoutEntry& entry) {
   return entry.stream_id.id;
 }
 
-uint32_t StreamAppender::next_call(uint32_t site, int32_t micro_step) {
-  if (site >= calls_.size()) calls_.resize(site + 64);
-  Calls& calls = calls_[site];
+uint32_t StreamAppender::next_call(uint32_t site, int32_t micro_step, bool eval) {
+  const uint64_t place = uint64_t{site} * 2 + (eval ? 1 : 0);
+  if (place >= calls_.size()) calls_.resize(place + 128);
+  Calls& calls = calls_[place];
   if (calls.step_serial != step_serial_) calls = {step_serial_, micro_step, 0};
   if (calls.micro_step == micro_step) return calls.count++;
-  return further_calls_[uint64_t{site} << 32 | static_cast<uint32_t>(micro_step)]++;
+  return further_calls_[place << 32 | static_cast<uint32_t>(micro_step)]++;
 }
 
 std::string StreamAppender::written(const Name* name) const {
@@ -235,6 +237,25 @@ void StreamAppender::add_limits() {
     if ((bits & ~limits_written_) >> i & 1) writer_.add_coverage_limit(coverage_limit(static_cast<Limit>(i)));
   }
   limits_written_ |= bits;
+  add_notes();
+}
+
+// What the program says in its own words may hold its names: masked, only the words before them are kept.
+void StreamAppender::add_notes() {
+  const auto shown = [this](const char* text) {
+    const std::string_view all = text;
+    return std::string(settings_.mask_names ? all.substr(0, all.find(':')) : all);
+  };
+  while (const Note* note = notes_.limits.at(noted_limits_written_)) {
+    writer_.add_coverage_limit({shown(note->what), settings_.mask_names ? std::string() : note->detail});
+    ++noted_limits_written_;
+  }
+  for (uint32_t i = 0; Note* note = notes_.gaps.at(i); ++i) {
+    Gap gap;
+    if (!note->when.take(&gap.first_step, &gap.last_step)) continue;
+    gap.reason = shown(note->what);
+    writer_.add_gap(gap);
+  }
 }
 
 void StreamAppender::flush() {

@@ -11,6 +11,7 @@
 #include "lib/hash_stream.h"
 #include "probes/event.h"
 #include "probes/losses.h"
+#include "probes/notes.h"
 #include "probes/settings.h"
 
 namespace forkpoint {
@@ -18,7 +19,8 @@ namespace forkpoint {
 class StreamAppender {
  public:
   // session: a number that no other appender of this process has. All references must outlive the appender.
-  StreamAppender(const Settings& settings, uint32_t session, HashStreamWriter& writer, LossLog& losses, LimitSet& limits);
+  StreamAppender(const Settings& settings, uint32_t session, HashStreamWriter& writer, LossLog& losses, LimitSet& limits,
+                 Notes& notes);
 
   // A step that is not wanted ends the one before all the same. serial: the n-th step that the process began, from 1; one
   // that was told before is passed over.
@@ -45,7 +47,7 @@ class StreamAppender {
     LaunchRow row;
     std::vector<BufferRow> buffers;
   };
-  struct Calls {  // of one site in the current step
+  struct Calls {  // of one site in the current step; what an evaluation records counts by itself
     uint64_t step_serial = 0;
     int32_t micro_step = 0;  // the first one in which the site was seen
     uint32_t count = 0;
@@ -62,18 +64,21 @@ class StreamAppender {
   void append_launch(const Pending& pending, uint64_t object);
   uint32_t site_id(const SiteEntry& entry);
   uint32_t layout_id(const LayoutEntry& entry);
-  uint32_t next_call(uint32_t site, int32_t micro_step);
+  uint32_t next_call(uint32_t site, int32_t micro_step, bool eval);
   std::string written(const Name* name) const;
   std::string written(const CommunicatorEntry* communicator);
   void add_losses();
   void add_limits();
+  void add_notes();
 
   const Settings& settings_;
   const uint32_t session_;
   HashStreamWriter& writer_;
   LossLog& losses_;
   LimitSet& limits_;
+  Notes& notes_;
   uint32_t limits_written_ = 0;
+  uint32_t noted_limits_written_ = 0;
 
   bool open_ = false;            // a step of the writer is open
   bool stepless_ = false;  // more came than waits for a first step
@@ -86,8 +91,8 @@ class StreamAppender {
   uint64_t records_in_step_ = 0;
 
   uint64_t step_serial_ = 0;
-  std::vector<Calls> calls_;                               // by site id
-  std::unordered_map<uint64_t, uint32_t> further_calls_;   // by site id and micro-step, where calls_ has another micro-step
+  std::vector<Calls> calls_;                               // by twice the site id, plus one in an evaluation
+  std::unordered_map<uint64_t, uint32_t> further_calls_;   // by place in calls_ and micro-step, where calls_ has another micro-step
   std::unordered_map<const CommunicatorEntry*, std::string> communicator_names_;
   std::map<std::string, const CommunicatorEntry*> communicators_by_name_;
 };

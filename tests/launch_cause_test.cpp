@@ -396,6 +396,49 @@ TEST_CASE("another value from the host lies with the host") {
   CHECK(holds(recorded.cause.evidence, "its bytes came from the host: cuMemcpyHtoDAsync_v2"));
 }
 
+TEST_CASE("a copy of another size is structure, with the sizes, and not an input that somebody overwrote") {
+  const auto run = [](const Machine& machine, uint64_t words) {
+    auto program = std::make_unique<LaunchProgram>(machine);
+    const DeviceBuffer x = program->allocate(16);
+    program->set(x, 1);
+    for (int64_t step = 0; step < 3; ++step) {
+      program->step(step).kernel("work", {to(x)}, [](KernelCall& call) { ++call.buffers[0][0]; });
+      program->copy_to_host(x, step == 1 ? words : 8);
+    }
+    return program;
+  };
+  for (const bool inputs : {false, true}) {
+    Machine machine;
+    machine.inputs = inputs;
+    const auto a = run(machine, 8), b = run(another_machine(machine), 4);
+    const Verdict v = diff_programs({a.get()}, {b.get()});
+    INFO(dump(v));
+    CHECK(is_launch(v, "cuMemcpyDtoHAsync_v2", 1));
+    CHECK(v.cause.cls == "structure");
+    CHECK_FALSE(may_be(v, "overwritten_input"));
+    CHECK(v.reason.find("it moves 32 bytes in run A and 16 bytes in run B") != std::string::npos);
+    CHECK(holds(v.cause.evidence, "size: 32 bytes in run A, 16 bytes in run B"));
+    CHECK(v.cause.next.find("--retry") == std::string::npos);  // a copy cannot be run again
+  }
+}
+
+TEST_CASE("a copy of another size, because of a value that differed before it, is a consequence") {
+  const auto run = [](const Machine& machine, bool faulty) {
+    auto program = std::make_unique<LaunchProgram>(machine);
+    const DeviceBuffer x = program->allocate(16);
+    program->set(x, 1);
+    for (int64_t step = 0; step < 3; ++step) {
+      program->step(step).kernel("work", {to(x)}, [=](KernelCall& call) { call.buffers[0][0] += faulty && step == 1 ? 2 : 1; });
+      program->copy_to_host(x, faulty && step == 1 ? 4 : 8);
+    }
+    return program;
+  };
+  const auto a = run({}, false), b = run(another_machine({}), true);
+  const Verdict v = diff_programs({a.get()}, {b.get()});
+  INFO(dump(v));
+  CHECK(is_launch(v, "work", 1));
+}
+
 TEST_CASE("a scalar of the host that differs stays first") {
   LaunchTraining base;
   const auto rate = [](uint32_t value) {

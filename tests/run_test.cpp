@@ -57,6 +57,7 @@ Manifest full_manifest() {
   manifest.exit_status = 137;
   manifest.end_reason = "killed by signal 9";
   manifest.merged_from = {"runs/a", "runs/b"};
+  manifest.notes = {"launch 2:13 gemm: 20 outputs in 20 runs"};
   manifest.recorder = {"node1", 77, "boot", 99, 5};
   return manifest;
 }
@@ -107,6 +108,7 @@ TEST_CASE("every field of the manifest survives a write and a read") {
   CHECK(got.exit_status == want.exit_status);
   CHECK(got.end_reason == want.end_reason);
   CHECK(got.merged_from == want.merged_from);
+  CHECK(got.notes == want.notes);
   CHECK(got.recorder.host == want.recorder.host);
   CHECK(got.recorder.pid == want.recorder.pid);
   CHECK(got.recorder.boot_id == want.recorder.boot_id);

@@ -25,6 +25,27 @@ TEST_CASE("the headline of a divergence names step, rank, phase, layer and tenso
   CHECK(headline(verdict) == "diverged at step 7, all ranks, optimizer: lr");
 }
 
+TEST_CASE("what differs before the first step is not said to differ in a step") {
+  Verdict verdict;
+  verdict.outcome = Outcome::diverged;
+  Divergence at;
+  at.step = 0, at.rank = 1, at.phase = Phase::load, at.layer = "fc", at.tensor = "weight", at.in_prologue = true;
+  verdict.first = at;
+  CHECK(headline(verdict) == "diverged before the first step, rank 1, load, fc: weight");
+  verdict.first->step = 100;
+  CHECK(headline(verdict) == "diverged before step 100, rank 1, load, fc: weight");
+}
+
+TEST_CASE("identical runs whose commands failed are said to be so only until then") {
+  Verdict verdict;
+  verdict.outcome = Outcome::identical;
+  verdict.coverage.level = "step", verdict.coverage.frames_verified = 5, verdict.coverage.ranks_compared = 1;
+  verdict.coverage.records_compared = 3, verdict.coverage.steps_compared = 1, verdict.coverage.launches_compared = 1;
+  verdict.until = "up to where both commands failed (exit status 1)";
+  CHECK(headline(verdict) == "identical up to where both commands failed (exit status 1): 3 records and 1 launch in 1 step on "
+                             "1 rank agree (level step)");
+}
+
 TEST_CASE("the headlines of the other outcomes") {
   Verdict verdict;
   verdict.outcome = Outcome::identical;
@@ -148,6 +169,13 @@ TEST_CASE("a shape from a damaged file is not searched for ever") {
 }
 
 TEST_CASE("numbers and lists read well") {
+  CHECK(counted(1, "launch") == "1 launch");
+  CHECK(counted(2'000, "launch") == "2,000 launches");
+  CHECK(counted(0, "copy") == "0 copies");
+  CHECK(counted(1, "copy") == "1 copy");
+  CHECK(counted(2, "key") == "2 keys");
+  CHECK(counted(2, "class") == "2 classes");
+  CHECK(counted(3, "later record") == "3 later records");
   CHECK(grouped(0) == "0");
   CHECK(grouped(999) == "999");
   CHECK(grouped(1000) == "1,000");

@@ -54,8 +54,8 @@ _forkpoint() {
   esac
   case $verb in
     record) options="--output --level --steps --ranks --every --max-size --mask-names --first-step --step-on --inputs --launch --retry --keep-allocators --certify --help --" ;;
-    diff) options="--steps --ranks --json --html --full-scan --no-verify --help" ;;
-    show) options="--steps --ranks --layer --phase --tensor --records --summary --launches --json --help" ;;
+    diff) options="--steps --ranks --json --replicas --html --full-scan --no-verify --help" ;;
+    show) options="--steps --ranks --layer --phase --tensor --records --summary --launches --anomalies --json --help" ;;
     merge) options="--output --help" ;;
     version) options="--json --help" ;;
     help) options="record diff show merge version" ;;

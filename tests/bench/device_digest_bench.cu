@@ -7,23 +7,17 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/device_digest.h"
 #include "lib/digest_mix.h"
+#include "tests/bench/device_timer.h"
 
 namespace {
 
 using namespace forkpoint;
-
-void check(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "device_digest_bench: %s: %s\n", what, cudaGetErrorString(error));
-  std::exit(2);
-}
-#define OK(call) check(call, #call)
 
 template <int kLoads>
 __global__ void __launch_bounds__(256) read_kernel(const uint4* data, size_t blocks, uint32_t* out) {
@@ -43,6 +37,8 @@ __global__ void __launch_bounds__(256) read_kernel(const uint4* data, size_t blo
   }
   if (mixed == 0x12345678u) *out = mixed;
 }
+
+__global__ void empty_kernel() {}
 
 __global__ void fill_kernel(uint64_t* data, size_t words, uint64_t mask) {
   const size_t step = size_t{gridDim.x} * blockDim.x;
@@ -64,57 +60,6 @@ uint64_t finite_mask(DType dtype) {
       return ~uint64_t{0};
   }
 }
-
-using Launch = std::function<void(int index, cudaStream_t)>;  // index: which repetition, to rotate buffers
-
-class Timer {
- public:
-  Timer() {
-    OK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-    OK(cudaEventCreate(&begin_));
-    OK(cudaEventCreate(&end_));
-  }
-  // Microseconds a launch, medians, of launches measured in turn.
-  std::vector<double> medians(const std::vector<Launch>& launches, int repetitions, int samples = 15) {
-    std::vector<cudaGraphExec_t> graphs;
-    for (const Launch& launch : launches) graphs.push_back(capture(launch, repetitions));
-    std::vector<std::vector<double>> times(launches.size());
-    for (int sample = -2; sample < samples; ++sample) {
-      for (size_t i = 0; i < graphs.size(); ++i) {
-        OK(cudaEventRecord(begin_, stream_));
-        OK(cudaGraphLaunch(graphs[i], stream_));
-        OK(cudaEventRecord(end_, stream_));
-        OK(cudaEventSynchronize(end_));
-        float ms = 0;
-        OK(cudaEventElapsedTime(&ms, begin_, end_));
-        if (sample >= 0) times[i].push_back(1000.0 * ms / repetitions);
-      }
-    }
-    std::vector<double> result;
-    for (auto& all : times) {
-      std::nth_element(all.begin(), all.begin() + all.size() / 2, all.end());
-      result.push_back(all[all.size() / 2]);
-    }
-    for (cudaGraphExec_t graph : graphs) OK(cudaGraphExecDestroy(graph));
-    return result;
-  }
-
- private:
-  cudaGraphExec_t capture(const Launch& launch, int repetitions) {
-    cudaGraph_t graph;
-    cudaGraphExec_t executable;
-    OK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal));
-    for (int i = 0; i < repetitions; ++i) launch(i, stream_);
-    OK(cudaStreamEndCapture(stream_, &graph));
-    OK(cudaGraphInstantiate(&executable, graph, 0));
-    OK(cudaGraphDestroy(graph));
-    OK(cudaGraphLaunch(executable, stream_));
-    OK(cudaStreamSynchronize(stream_));
-    return executable;
-  }
-  cudaStream_t stream_;
-  cudaEvent_t begin_, end_;
-};
 
 class Bench {
  public:
@@ -196,7 +141,27 @@ class Bench {
 
   unsigned char* data() const { return data_; }
   int multiprocessors() const { return multiprocessors_; }
-  static constexpr size_t kTargets = 1024;
+  static constexpr size_t kTargets = 1 << 15;
+  // Of which everything is always consumed: results overwrite each other.
+  DigestRing* endless_ring() {
+    if (ring_) return ring_;
+    uint64_t* counters = nullptr;
+    OK(cudaHostAlloc(reinterpret_cast<void**>(&counters), 2 * sizeof(uint64_t), cudaHostAllocMapped));
+    counters[0] = uint64_t{1} << 62;
+    counters[1] = 0;
+    DigestRing made;
+    made.slots = slots_;
+    made.consumed = counters;
+    made.dropped = counters + 1;
+    made.capacity = kTargets;
+    OK(cudaMalloc(reinterpret_cast<void**>(&ring_), sizeof(made)));
+    OK(cudaMemcpy(ring_, &made, sizeof(made), cudaMemcpyHostToDevice));
+    return ring_;
+  }
+  DigestScratch* scratch() const { return scratch_; }
+  std::vector<double> medians(const std::vector<Launch>& launches, int repetitions) {
+    return timer_.medians(launches, repetitions);
+  }
 
  private:
   std::string filter_;
@@ -205,6 +170,7 @@ class Bench {
   unsigned char* data_ = nullptr;
   DigestScratch* scratch_ = nullptr;
   DigestSlot* slots_ = nullptr;
+  DigestRing* ring_ = nullptr;
   uint32_t* out_ = nullptr;
   Timer timer_;
 };
@@ -282,6 +248,54 @@ void bench_pieces(Bench& bench) {
               0.85, 128 * kMiB, 16);
 }
 
+// A graph of kGraphNodes launches, each with pieces of these sizes; their results go at once, or all at the end.
+constexpr int kGraphNodes = 400;
+Launch graph_nodes(Bench& bench, const std::vector<size_t>& sizes, bool flushed) {
+  DigestRing* ring = bench.endless_ring();
+  return [=, &bench](int index, cudaStream_t stream) {
+    const auto count = static_cast<uint32_t>(sizes.size());
+    std::vector<DigestRequest> requests;
+    for (uint32_t i = 0; i < count; ++i) {
+      DigestTarget target;
+      target.node = 1 + static_cast<uint32_t>(index) * count + i;
+      target.scratch = bench.scratch() + target.node;
+      target.ring = flushed ? nullptr : ring;
+      requests.push_back({bench.data() + i * kMiB, sizes[i], target});
+    }
+    DigestPiecesLaunch launch;
+    plan_digest_pieces(requests.data(), requests.size(), bench.multiprocessors(), &launch);
+    OK(launch_digest(launch, stream));
+    if (!flushed || index != kGraphNodes - 1) return;
+    std::vector<uint32_t> nodes;
+    for (uint32_t i = 1; i <= kGraphNodes * count; ++i) nodes.push_back(i);
+    for (size_t done = 0; done < nodes.size();) {
+      DigestFlushLaunch flush;
+      done += plan_digest_flush(ring, bench.scratch(), &nodes[done], nodes.size() - done, &flush);
+      OK(launch_digest(flush, stream));
+    }
+  };
+}
+
+// What a digest adds to each node of a replayed graph: microseconds a node, beside a node that does nothing.
+void bench_graph_nodes(Bench& bench) {
+  if (!bench.wanted("digest_gpu_graph_node")) return;
+  constexpr size_t kKiB = 1 << 10;
+  const std::vector<std::pair<const char*, std::vector<size_t>>> all = {
+      {"1x8B", {8}}, {"1x4KiB", {4 * kKiB}}, {"3x4KiB", std::vector<size_t>(3, 4 * kKiB)},
+      {"3x64KiB", std::vector<size_t>(3, 64 * kKiB)}, {"16x2KiB", std::vector<size_t>(16, 2 * kKiB)},
+      {"48x8B", std::vector<size_t>(48, 8)}, {"48x16KiB", std::vector<size_t>(48, 16 * kKiB)}};
+  for (const auto& [name, sizes] : all) {
+    const Launch empty = [](int, cudaStream_t stream) { empty_kernel<<<1, 32, 0, stream>>>(); };
+    const std::vector<double> us =
+        bench.medians({empty, graph_nodes(bench, sizes, true), graph_nodes(bench, sizes, false)}, kGraphNodes);
+    const std::string of = std::string("digest_gpu_graph_node_") + name;
+    std::printf("rate %s: %.2f us a node with its part of the flush, %.2f us with a slot each, %.2f us empty\n",
+                of.c_str(), us[1], us[2], us[0]);
+    bench.report(of + "_us", us[1], 2, us[1] <= 2);
+    bench.report(of + "_over_empty_us", us[1] - us[0], 0, true);
+  }
+}
+
 Launch view_launch(Bench& bench, const TensorView& view, size_t offset = 0) {
   return [&bench, view, offset](int, cudaStream_t stream) {
     DigestLaunch launch = plan_digest(bench.data() + offset, view, bench.target(), bench.multiprocessors());
@@ -348,6 +362,7 @@ int main(int argc, char** argv) {
   bench.fill(DType::bf16);
   bench_batch(bench);
   bench_pieces(bench);
+  bench_graph_nodes(bench);
   bench_views(bench);
   bench.fill(DType::raw);
   bench.ratio("digest_gpu_bf16_full_of_nan_256MiB", "digest", bench.digest(DType::bf16, 256 * kMiB), 256 * kMiB, 0);

@@ -147,6 +147,28 @@ TEST_CASE("a run that was killed is compared in what it has") {
   CHECK(result.out.starts_with("diverged at step 3, rank 1, backward"));
 }
 
+TEST_CASE("equal runs whose commands failed are identical only until then, and the first line says so") {
+  const TemporaryFolder folder;
+  const auto make = [&](const std::string& name, int exit_status) {
+    make_run(folder / name, {});
+    Manifest manifest = read_manifest(folder / name);
+    manifest.exit_status = exit_status;
+    write_manifest(folder / name, manifest);
+    return folder / name;
+  };
+  const std::string good = make("good", 0), one = make("one", 1), other = make("other", 1), killed = make("killed", 139);
+  const auto line = [](const std::string& a, const std::string& b) {
+    const ProgramResult result = run_forkpoint({"diff", a, b});
+    CHECK(result.status == 0);
+    return result.out.substr(0, result.out.find(':'));
+  };
+  CHECK(line(good, good) == "identical");
+  CHECK(line(one, other) == "identical up to where both commands failed (exit status 1)");
+  CHECK(line(one, killed) == "identical up to where both commands failed (exit status 1 in run A, 139 in run B)");
+  CHECK(line(good, killed) == "identical up to where the command of run B failed (exit status 139)");
+  CHECK(line(one, good) == "identical up to where the command of run A failed (exit status 1)");
+}
+
 TEST_CASE("the page stands alone: nothing in it points to the network or to another file") {
   const TemporaryFolder folder;
   const ProgramResult result = run_forkpoint({"diff", "--html", folder / "fork.html", runs().good, runs().bad});

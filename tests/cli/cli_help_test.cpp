@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <regex>
+#include <sstream>
 
 #include "tests/cli/made_run.h"
 #include "tests/cli/program.h"
@@ -47,6 +49,22 @@ TEST_CASE("the program's help lists every verb, and no line of help is wider tha
     const size_t end = std::min(all.find('\n', start), all.size());
     CHECK_MESSAGE(end - start <= 120, all.substr(start, end - start));
     start = end + 1;
+  }
+}
+
+TEST_CASE("no option's text runs into its name, in the help of any verb") {
+  const std::regex line("  (-., |    )--[a-z-]+( [A-Za-z:|]+)?(  +[^ ].*)?");
+  for (const std::string& verb : kVerbs) {
+    CAPTURE(verb);
+    const std::string help = run_forkpoint({verb, "-h"}).out;
+    std::istringstream lines(help.substr(help.find("options:\n") + 9, help.find("\nexamples:") - help.find("options:\n") - 9));
+    size_t options = 0;
+    for (std::string text; std::getline(lines, text);) {
+      if (text.starts_with("          ")) continue;  // goes on
+      ++options;
+      CHECK_MESSAGE(std::regex_match(text, line), text);
+    }
+    if (help.find("options:") != std::string::npos) CHECK(options >= 1);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "tests/cli/made_run.h"
@@ -310,7 +311,10 @@ TEST_CASE("a step without launches is said in a sentence, and --launches goes wi
     return result.err;
   };
   CHECK(contains(said(folder / "run", "0"), "step 0 holds no launches."));
-  CHECK(contains(said(folder / "run", "7"), "there is no step 7 in it."));
+  CHECK(contains(said(folder / "run", "0"), "There are launches in step 1."));
+  CHECK(contains(said(folder / "run", "7"), "there is no step 7 in it. There are launches in step 1."));
+  CHECK(contains(said(folder / "run", "-1"), "it holds no launches before the first step. There are launches in step 1."));
+  CHECK(contains(said(folder / "run", "1", {"--ranks", "3"}), "it has no rank that --ranks asks for."));
   CHECK(contains(said(folder / "run", "1", {"--layer", "x"}), "no launch of step 1 matches."));
   CHECK(
       contains(said(runs().small, "2"), "step 2 holds no launches: the run was recorded at level layer, not launch."));
@@ -327,6 +331,12 @@ TEST_CASE("a step without launches is said in a sentence, and --launches goes wi
     CHECK(result.status == 2);
     CHECK(contains(result.err, "--launches"));
   }
+  const auto refused = [&](const std::string& text) { return run_forkpoint({"show", folder / "run", "--launches", text}).err; };
+  for (const char* text : {"x", "-2", "1:2", ":", "", "99999999999999999999"}) {
+    CAPTURE(text);
+    CHECK(contains(refused(text), fmt::format("--launches `{}` is not the number of a step, such as 7 (-1: before the first step).", text)));
+  }
+  CHECK(contains(refused("1:2"), "The launches of one step are listed at a time, each with its index: --launches 1."));
 }
 
 TEST_CASE("launches that are damaged are said to be, not left out in silence") {

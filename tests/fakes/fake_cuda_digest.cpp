@@ -6,6 +6,7 @@
 #include <cstring>
 #include <map>
 
+#include "kernels/digest_flush.h"
 #include "kernels/digest_pieces.h"
 #include "lib/digest_raw.h"
 #include "tests/fakes/fake_cuda_memory.h"
@@ -26,11 +27,20 @@ void put(uint64_t* words, int low, uint64_t value) {
   words[low + 1] = value >> 32;
 }
 
-void write_slot(DigestSlot* slot, uint32_t ticket, const RawDigest& raw, uint32_t node, uint32_t ordinal) {
-  uint64_t words[kWordCount] = {};
-  put(words, kWordA, raw.digest.a);
-  put(words, kWordB, raw.digest.b);
-  words[kWordSum] = fold_word_sum(raw.word_sum);
+// As a digest travels.
+struct Words {
+  uint64_t word[kWordCount] = {};
+};
+Words words_of(const RawDigest& raw) {
+  Words words;
+  put(words.word, kWordA, raw.digest.a);
+  put(words.word, kWordB, raw.digest.b);
+  words.word[kWordSum] = fold_word_sum(raw.word_sum);
+  return words;
+}
+
+void write_slot(DigestSlot* slot, uint32_t ticket, Words sums, uint32_t node, uint32_t ordinal) {
+  uint64_t (&words)[kWordCount] = sums.word;
   words[kWordNode] = node | uint64_t{ordinal} << 32;
   for (int i = 0; i < kSlotCells; ++i) {
     const uint64_t half = static_cast<uint32_t>(words[i / 2] >> (32 * (i % 2)));
@@ -38,19 +48,37 @@ void write_slot(DigestSlot* slot, uint32_t ticket, const RawDigest& raw, uint32_
   }
 }
 
+void drop_result(DigestRing& ring) { __atomic_store_n(ring.dropped, ++ring.dropped_count, __ATOMIC_RELEASE); }
+
+void write_to_ring(DigestRing& ring, DigestScratch& scratch, const Words& words, uint32_t node) {
+  require_memory(reinterpret_cast<uint64_t>(&ring), sizeof(DigestRing));
+  const uint32_t ordinal = scratch.ordinal++;
+  if (ring.taken - __atomic_load_n(ring.consumed, __ATOMIC_ACQUIRE) >= ring.capacity) return drop_result(ring);
+  const uint64_t mine = ring.taken++;
+  write_slot(ring.slots + mine % ring.capacity, ring_ticket(mine, ring.capacity), words, node, ordinal);
+}
+
 // As kernels/digest_finish.cuh does it.
 void answer(const DigestTarget& target, const RawDigest& raw) {
-  if (!target.ring) return write_slot(target.slot, target.ticket, raw, target.node, 0);
-  require_memory(reinterpret_cast<uint64_t>(target.ring), sizeof(DigestRing));
+  const Words words = words_of(raw);
+  if (!target.ring && target.slot) return write_slot(target.slot, target.ticket, words, target.node, 0);
   require_memory(reinterpret_cast<uint64_t>(target.scratch), sizeof(DigestScratch));
-  DigestRing& ring = *target.ring;
-  const uint32_t ordinal = target.scratch->ordinal++;
-  if (ring.taken - __atomic_load_n(ring.consumed, __ATOMIC_ACQUIRE) >= ring.capacity) {
-    __atomic_store_n(ring.dropped, ++ring.dropped_count, __ATOMIC_RELEASE);
-    return;
+  if (target.ring) return write_to_ring(*target.ring, *target.scratch, words, target.node);
+  for (int i = 0; i < kWordSums; ++i) target.scratch->word[i] += words.word[i] + (kAllCounted << kWordBits);
+}
+
+// As kernels/digest_flush.cuh does it.
+void flush_node(const DigestFlush& flush, uint32_t node) {
+  DigestScratch& scratch = flush.scratch[node];
+  require_memory(reinterpret_cast<uint64_t>(&scratch), sizeof(DigestScratch));
+  Words words;
+  for (int i = 0; i < kWordSums; ++i) {
+    if (scratch.word[i] >> kWordBits != kAllCounted) scratch.broken = 1;
+    words.word[i] = scratch.word[i] & ((uint64_t{1} << kWordBits) - 1);
   }
-  const uint64_t mine = ring.taken++;
-  write_slot(ring.slots + mine % ring.capacity, ring_ticket(mine, ring.capacity), raw, target.node, ordinal);
+  if (scratch.broken != 0) return drop_result(*flush.ring);
+  for (uint64_t& word : scratch.word) word = 0;
+  write_to_ring(*flush.ring, scratch, words, node);
 }
 
 void add_run(const DigestFlat& run, RawDigest& raw) {
@@ -147,6 +175,13 @@ void run_pieces(const FakeKernelCall* call, void*) {
   }
 }
 
+void run_flush(const FakeKernelCall* call, void*) {
+  const auto& flush = params_of<DigestFlush>(call);
+  for (uint32_t i = 0; i < flush.count; ++i) {
+    if (flush.node[i] != 0) flush_node(flush, flush.node[i]);
+  }
+}
+
 KernelDefinition definition(int number) {
   const auto made = [&](FakeKernel kernel, size_t param_bytes) {
     return KernelDefinition{kDigestKernelNames[number], kernel, nullptr, {{0, param_bytes}}};
@@ -156,7 +191,8 @@ KernelDefinition definition(int number) {
   if (number == kDigestBatchKernel) return made(run_batch, sizeof(DigestBatch));
   if (number == kDigestPiecesKernel) return made(run_pieces<4>, sizeof(DigestPieces<4>));
   if (number == kDigestPiecesKernel + 1) return made(run_pieces<16>, sizeof(DigestPieces<16>));
-  return made(run_pieces<48>, sizeof(DigestPieces<48>));
+  if (number == kDigestPiecesKernel + 2) return made(run_pieces<48>, sizeof(DigestPieces<48>));
+  return made(run_flush, sizeof(DigestFlush));
 }
 
 }  // namespace

@@ -72,6 +72,17 @@ TEST_CASE("every size around 16 bytes, a row, a tile and a block's work agrees w
   check_pieces(bench, ranges);
 }
 
+TEST_CASE("runs of raw bytes that begin and end anywhere within a block or a tile agree with the host") {
+  Bench bench(1 << 16);
+  Expected expected(bench);
+  for (size_t begin : {0, 1, 15, 16, 17, 2030, 2040, 2047, 2048, 2049, 4095}) {
+    for (size_t size = 1; size <= 70; ++size) expected.bytes(begin, size, DType::raw, begin);
+    for (size_t size : {2000, 2031, 2032, 2047, 2048, 2049, 4096, 5001, 16384, 20'000, 40'003}) {
+      expected.bytes(begin, size, DType::raw, begin);
+    }
+  }
+}
+
 TEST_CASE("pieces at odd addresses are answered too, among the others") {
   Bench bench(1 << 20);
   std::vector<Range> ranges;

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one script: configures, builds, runs the GPU tests and benches.
 # Usage: tests/gpu/run.sh [STAGE...]
-# STAGE: build | tests | bench | faults | overhead | launch | launch-overhead (default: all)
+# STAGE: build | tests | bench | faults | overhead | launch | two-gpus | launch-overhead (default: all)
 # Ends with a table of bench lines and results, then `N passed, N failed, N skipped`. Each stage takes under 8 minutes.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 build=${BUILD:-build-gpu}
-stages=${*:-build tests bench faults overhead launch launch-overhead}
+stages=${*:-build tests bench faults overhead launch two-gpus launch-overhead}
 out=${OUT:-$build/gpu-results}
 mkdir -p "$build" "$out"
 benches=$out/bench.txt
@@ -75,6 +75,10 @@ run_cases() {  # run_cases NAME COMMAND...
 run_stage_launch() {
   run_bench launch_plain bash tests/gpu/need_gpus.sh 1 bash tests/gpu/launch_plain.sh "$build"
   run_cases launch_cases python3 tests/torch/launch_cases.py "$build" --time-limit 400
+}
+run_stage_two-gpus() {  # what they need and is not here is skipped, case by case
+  run_cases two_gpus python3 tests/gpu/two_gpus.py "$build" --time-limit 200
+  run_cases multi_gpu_cases python3 tests/torch/multi_gpu_cases.py "$build" --time-limit 200
 }
 run_stage_launch-overhead() { run_bench launch_overhead python3 tests/gpu/launch_overhead.py "$build"; }
 run_stage_overhead() { run_bench recording_overhead python3 tests/gpu/overhead.py "$build"; }

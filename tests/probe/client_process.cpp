@@ -15,6 +15,8 @@
 #include <thread>
 
 #include "probes/forkpoint.h"
+#undef NDEBUG
+#include <assert.h>
 #include "tests/probe/client.h"
 
 namespace {
@@ -32,6 +34,9 @@ int leave(const Arguments& arguments) {
     usleep(100'000);
     abort();
   }
+  if (how == "abort at once") abort();
+  if (how == "assert at once") assert(false);
+  if (how == "kill at once") kill(getpid(), SIGKILL);
   if (how == "exit in a thread") std::thread([] { exit(5); }).join();
   if (how == "_exit in a handler") {
     signal(SIGUSR1, [](int) { _exit(5); });

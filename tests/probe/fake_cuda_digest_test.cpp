@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "kernels/digest_flush.h"
 #include "kernels/digest_pieces.h"
 #include "lib/digest.h"
 #include "lib/digest_raw.h"
@@ -80,4 +81,62 @@ TEST_CASE("digest kernels give the digests of what lies there, in slots and thro
   CHECK(counters[1] == 0);
   gpu.replay(graph, stream);
   CHECK(counters[1] == 8);
+}
+
+TEST_CASE("a flush brings the digests that lie in their scratch, and none that is not complete") {
+  Gpu gpu(client_path("libcuda.so.1"));
+  const uint32_t fat_binary = 0xBA55ED50;
+  CUmodule module = nullptr;
+  GPU_OK(gpu.driver().cuModuleLoadData_(&module, &fat_binary));
+  std::vector<unsigned char> bytes(10'000, 7);
+  unsigned char* memory = gpu.make(bytes);
+  auto* slots = reinterpret_cast<DigestSlot*>(gpu.make(std::vector<uint64_t>(16 * sizeof(DigestSlot) / 8)));
+  auto* scratch = reinterpret_cast<DigestScratch*>(gpu.make(std::vector<uint64_t>(8 * sizeof(DigestScratch) / 8)));
+  uint64_t counters[2] = {};
+  DigestRing made;
+  made.slots = slots;
+  made.consumed = &counters[0];
+  made.dropped = &counters[1];
+  made.capacity = 16;
+  DigestRing* ring = gpu.make<DigestRing>({made});
+  const CUstream stream = gpu.stream();
+  const auto run = [&](auto& launch) {
+    CUfunction function = nullptr;
+    GPU_OK(gpu.driver().cuModuleGetFunction_(&function, module, launch.name()));
+    void* params[] = {launch.params()};
+    GPU_OK(gpu.driver().cuLaunchKernel_(function, launch.grid, 1, 1, launch.block, 1, 1, 0, stream, params, nullptr));
+  };
+  const auto digest = [&](uint32_t node) {
+    DigestRequest request{memory, 1000 * node, {}};
+    request.target.scratch = scratch + node;
+    DigestPiecesLaunch launch;
+    REQUIRE(plan_digest_pieces(&request, 1, 132, &launch) == 1);
+    run(launch);
+  };
+  const auto flush = [&] {
+    const uint32_t nodes[] = {1, 0, 2};
+    DigestFlushLaunch launch;
+    REQUIRE(plan_digest_flush(ring, scratch, nodes, 3, &launch) == 3);
+    run(launch);
+  };
+  uint64_t next = 0;
+  const auto check = [&](uint32_t node, uint32_t ordinal) {
+    SlotResult found;
+    REQUIRE(read_slot(slots[next % 16], ring_ticket(next, 16), &found));
+    ++next;
+    CHECK(found.node == node);
+    CHECK(found.ordinal == ordinal);
+    CHECK(found.raw.digest == digest_only(bytes.data(), 1000 * node));
+  };
+  for (uint32_t replay = 0; replay < 3; ++replay) {
+    digest(1), digest(2), flush();
+    check(1, replay), check(2, replay);
+  }
+  CHECK(counters[1] == 0);
+  digest(1), flush();  // the other was not there: it is not believed any more
+  check(1, 3);
+  CHECK(counters[1] == 1);
+  digest(1), digest(2), flush();
+  check(1, 4);
+  CHECK(counters[1] == 2);
 }

@@ -29,7 +29,8 @@ class Program {
   const forkpoint::fake_gpu::Driver& driver() const { return gpu_.driver(); }
 
   void begin() const { GPU_OK(driver().cuStreamBeginCapture_(stream_, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)); }
-  void add() const { gpu_.launch(add_, stream_, values_, kCount); }
+  void add() const { add_on(stream_); }
+  void add_on(CUstream stream) const { gpu_.launch(add_, stream, values_, kCount); }
   CUgraph capture(int launches = 1) const {
     begin();
     for (int i = 0; i < launches; ++i) add();
@@ -130,6 +131,40 @@ void updated(Program& program) {
   program.replay(executable, 2);
 }
 
+// Two streams in one capture: the second joins it, and is joined again.
+void forked(Program& program) {
+  const CUstream side = program.gpu().stream();
+  program.begin();
+  program.add();
+  program.gpu().order(program.stream(), side);
+  program.add_on(side);
+  program.gpu().order(side, program.stream());
+  CUgraph graph = nullptr;
+  GPU_OK(program.driver().cuStreamEndCapture_(program.stream(), &graph));
+  program.replay(program.instantiate(graph), 3);
+}
+
+// Somebody else tries to end the capture first: it goes on.
+void ended_by_another(Program& program) {
+  program.begin();
+  program.add();
+  std::thread([&] {
+    CUgraph none = nullptr;
+    if (program.driver().cuStreamEndCapture_(program.stream(), &none) == CUDA_SUCCESS) std::printf("ended\n");
+  }).join();
+  program.add();
+  CUgraph graph = nullptr;
+  GPU_OK(program.driver().cuStreamEndCapture_(program.stream(), &graph));
+  program.replay(program.instantiate(graph), 3);
+}
+
+// The kernel that would bring the digests cannot be launched.
+void no_flush(Program& program) {
+  const auto set_error = program.gpu().find<decltype(fake_cuda_set_kernel_error)>("fake_cuda_set_kernel_error");
+  set_error("forkpoint_digest_flush", CUDA_ERROR_INVALID_VALUE);
+  program.replay(program.instantiate(program.capture(2)), 3);
+}
+
 // More captures than there are numbers for their digests, but never many at a time.
 void recaptured(Program& program) {
   const CUgraph first = program.capture(500);
@@ -193,6 +228,7 @@ int main(int argc, char** argv) {
       {"child_later", child_later},
       {"two_executables", two_executables}, {"one_after_another", one_after_another},
       {"updated", updated},
+      {"forked", forked}, {"ended_by_another", ended_by_another}, {"no_flush", no_flush},
       {"recaptured", recaptured}, {"abandoned", abandoned}, {"exhausted", exhausted},
       {"numbered", numbered},       {"crowded", crowded}};
   const auto scenario = scenarios.find(argv[2]);

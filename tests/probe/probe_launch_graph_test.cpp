@@ -160,6 +160,22 @@ TEST_CASE("an executable that is updated from a new capture, and back, has the d
   for (const char* mode : kModes) check_all_digests(record("updated", {{"FAKE_CUDA_MODE", mode}}), 6);
 }
 
+TEST_CASE("a capture of two streams has all digests") {
+  for (const char* mode : kModes) check_all_digests(record("forked", {{"FAKE_CUDA_MODE", mode}}), 6);
+}
+
+TEST_CASE("a capture that another thread tried to end has all digests") {
+  check_all_digests(record("ended_by_another"), 6);
+}
+
+TEST_CASE("digests that no kernel brings to the host are missing with a Gap, and are not waited for") {
+  const Replays replays = record("no_flush");
+  REQUIRE(replays.nodes.size() == 6);
+  for (const Node& node : replays.nodes) CHECK_FALSE(has_digest(node));
+  CHECK_FALSE(replays.stream->gaps().empty());
+  CHECK(replays.outcome.seconds < 3);
+}
+
 TEST_CASE("what is added to a graph after it was instantiated is not in the executable") {
   const Replays replays = record("child_later");
   check_all_digests(replays, 3);
@@ -185,7 +201,7 @@ TEST_CASE("a capture that finds no number for its digests has the form that it h
 
 TEST_CASE("a replay whose results found the ring full is not waited for once a later one has given some") {
   // The one at which the program ends has none behind it.
-  const Replays replays = record("crowded", {{"FORKPOINT_RING_SLOTS", "4096"}});
+  const Replays replays = record("crowded", {{"FORKPOINT_RING_SLOTS", "2048"}});
   REQUIRE(replays.nodes.size() == 300'000);
   size_t missing = 0, wrong = 0;
   for (size_t i = 0; i < replays.nodes.size(); ++i) {

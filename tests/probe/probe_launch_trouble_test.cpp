@@ -93,6 +93,15 @@ TEST_CASE("a device that never gets done holds the program up once, and for no l
   CHECK(recorded.says("too many launches on their way"));
 }
 
+TEST_CASE("a device that never gets done is waited for once, whatever runs out, and not longer than five seconds at the exit") {
+  const Recorded recorded("never_done", {{"FORKPOINT_RING_WAIT_MS", "6000"}});
+  CHECK(recorded.says("digests were not computed on the device within"));
+  CHECK(recorded.says("too many launches on their way"));
+  CHECK(recorded.outcome.seconds > 6);
+  CHECK(recorded.outcome.seconds < 16.5);  // 6 and 5, and its own time; twice 6 and 5 are 17
+  CHECK_FALSE(recorded.stream->gaps().empty());
+}
+
 TEST_CASE("CUPTI is given back behind the last step also when a kernel begins it") {
   const Environment steps = {{"FORKPOINT_STEP_ON", "^turn$"}, {"FORKPOINT_STEPS", "0:1"}};
   for (const std::string scenario : {"free_for_others", "free_at_exit"}) {

@@ -6,6 +6,7 @@
 
 #include "probes/event_ring.h"
 #include "probes/facts.h"
+#include "probes/frames.h"
 #include "probes/guard.h"
 #include "probes/losses.h"
 #include "probes/names.h"
@@ -68,6 +69,25 @@ TEST_CASE("settings: lists of ranks and windows of steps") {
   CHECK(with("FORKPOINT_STEPS", "").state == Settings::State::ready);
   CHECK(with("FORKPOINT_RING_SLOTS", "4096").ring_slots == 4096);
   CHECK(with("FORKPOINT_RANKS", std::string(5000, '1').c_str()).state == Settings::State::malformed);
+}
+
+TEST_CASE("settings: what concerns PyTorch") {
+  CHECK(with("FORKPOINT_RANKS", "0").torch);
+  CHECK(with("FORKPOINT_TORCH", "1").torch);
+  CHECK_FALSE(with("FORKPOINT_TORCH", "0").torch);
+  CHECK(with("FORKPOINT_TORCH", "no").state == Settings::State::malformed);
+  CHECK(std::string(with("FORKPOINT_OPS", "blocks.*,head").ops) == "blocks.*,head");
+  CHECK(with("FORKPOINT_OPS", std::string(2000, 'x').c_str()).state == Settings::State::malformed);
+  const Settings watch = with("FORKPOINT_WATCH", "replicas");
+  CHECK(watch.watch_replicas);
+  CHECK_FALSE(watch.watch_nan);
+  CHECK(with("FORKPOINT_WATCH", "nan,replicas").watch_nan);
+  for (const char* wrong : {"nans", "nan,", ",nan", "nan replicas"}) {
+    CHECK(with("FORKPOINT_WATCH", wrong).state == Settings::State::malformed);
+  }
+  CHECK(with("FORKPOINT_ON_TRIGGER", "stop").on_trigger == OnTrigger::stop);
+  CHECK(with("FORKPOINT_ON_TRIGGER", "deepen").on_trigger == OnTrigger::deepen);
+  CHECK(with("FORKPOINT_ON_TRIGGER", "pause").state == Settings::State::malformed);
 }
 
 TEST_CASE("the guard lets a thread in once") {
@@ -192,7 +212,8 @@ TEST_CASE("the appender numbers calls by site, step and micro-step, also when mi
   NameTables names;
   REQUIRE(names.create());
   const auto writer = HashStreamWriter::create(folder.path() + "/stream", {});
-  StreamAppender appender(settings, 1, *writer, losses, limits);
+  Notes notes;
+  StreamAppender appender(settings, 1, *writer, losses, limits, notes);
   Event event;
   event.kind = EventKind::record;
   event.site = names.site({Phase::forward, Kind::scalar, Role::loss, nullptr, nullptr, names.name("x"), nullptr});
@@ -240,4 +261,86 @@ TEST_CASE("scopes nest, inherit and survive too many ends") {
   for (int i = 0; i < 100; ++i) CHECK(stack->pop());
   CHECK_FALSE(stack->pop());
   CHECK(stack->top().phase == -1);
+}
+
+TEST_CASE("launches stand under the open scope, else under the backward scope") {
+  const Guard guard;
+  ScopeStack* stack = ScopeStack::of_thread(guard.token());
+  REQUIRE(stack != nullptr);
+  ScopeFrame backward, forward;
+  backward.phase = static_cast<int8_t>(Phase::backward);
+  forward.phase = static_cast<int8_t>(Phase::forward);
+  stack->set_backward(&backward);
+  CHECK(stack->of_launches() == backward);
+  CHECK(stack->top().phase == -1);  // records are not under it
+  CHECK(stack->push(forward));
+  CHECK(stack->of_launches() == forward);
+  CHECK(stack->pop());
+  CHECK(stack->of_launches() == backward);
+  stack->set_backward(nullptr);
+  CHECK(stack->of_launches().phase == -1);
+}
+
+TEST_CASE("a scope has one number, also when threads name it at once") {
+  static constinit FrameTable table;
+  NameTables names;
+  REQUIRE(names.create());
+  CHECK(table.find(1) == nullptr);
+  REQUIRE(table.create());
+  ScopeFrame frame;
+  frame.layer = names.name("fc");
+  const uint32_t number = table.add(frame);
+  CHECK(number != 0);
+  CHECK(table.add(frame) == number);
+  REQUIRE(table.find(number) != nullptr);
+  CHECK(*table.find(number) == frame);
+  CHECK(table.find(0) == nullptr);
+  CHECK(table.find(UINT32_MAX) == nullptr);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&names] {
+      for (int i = 0; i < 1000; ++i) {
+        ScopeFrame mine;
+        mine.layer = names.name(std::to_string(i).c_str());
+        const ScopeFrame* found = table.find(table.add(mine));
+        if (!found || !(*found == mine)) abort();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  frame.flags = kRecordEval;
+  CHECK(table.add(frame) != number);
+  uint32_t last = 1;
+  for (int i = 0; i < 200'000 && last != 0; ++i) {
+    frame.op = names.name(std::to_string(i % 40'000).c_str());
+    frame.phase = static_cast<int8_t>(i / 40'000);
+    last = table.add(frame);
+  }
+  CHECK(last == 0);  // full, and says so
+  CHECK(table.find(number)->layer->view() == "fc");
+}
+
+TEST_CASE("words are kept once, in order, and only so many") {
+  NoteList list;
+  CHECK(list.at(0) == nullptr);
+  Note* first = list.add("what", "detail");
+  REQUIRE(first != nullptr);
+  CHECK(list.add("what", "detail") == first);
+  CHECK(list.add("what", "other") != first);
+  CHECK(list.add("wha", "detail") != first);
+  CHECK(list.at(0) == first);
+  CHECK(std::string(list.at(1)->detail) == "other");
+  CHECK(std::string(list.add(std::string(5000, 'x').c_str(), nullptr)->what).size() == 1000);
+  CHECK(list.add(std::string(5000, 'x').c_str(), nullptr) == list.at(3));
+  for (uint32_t i = 4; i < NoteList::kMost; ++i) CHECK(list.add(std::to_string(i).c_str(), nullptr) != nullptr);
+  CHECK(list.add("one more", nullptr) == nullptr);
+  CHECK(list.add("what", "detail") == first);
+  int64_t from = 0, to = 0;
+  CHECK_FALSE(first->when.take(&from, &to));
+  first->when.add(3);
+  first->when.add(5);
+  CHECK(first->when.take(&from, &to));
+  CHECK(from == 3);
+  CHECK(to == 5);
+  CHECK_FALSE(first->when.take(&from, &to));
 }

@@ -21,8 +21,8 @@ Outcome shell(const std::string& command, const Environment& environment = {}) {
 TEST_CASE("the library exports its entry points and links nothing but libc") {
   const Outcome names = shell("nm -D --defined-only '" + probe_path() + "' | awk '{print $3}' | LC_ALL=C sort | tr '\\n' ' '");
   CHECK(names.out ==
-        "InitializeInjection InitializeInjectionNvtx2 _Exit _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE _exit "
-        "forkpoint_get_api ncclAllGather ncclAllReduce ncclAlltoAll ncclBcast ncclBroadcast ncclCommAbort ncclCommDestroy "
+        "InitializeInjection InitializeInjectionNvtx2 _Exit _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE "
+        "__assert_fail _exit abort forkpoint_get_api ncclAllGather ncclAllReduce ncclAlltoAll ncclBcast ncclBroadcast ncclCommAbort ncclCommDestroy "
         "ncclCommFinalize ncclCommInitAll ncclCommInitRank ncclCommInitRankConfig ncclCommInitRankScalable ncclCommShrink "
         "ncclCommSplit ncclGather ncclGroupEnd ncclGroupSimulateEnd ncclGroupStart ncclRecv ncclRedOpCreatePreMulSum "
         "ncclRedOpDestroy ncclReduce ncclReduceScatter ncclScatter ncclSend quick_exit ");
@@ -99,6 +99,22 @@ TEST_CASE("abort keeps the steps that had ended") {
   const auto stream = open_stream(folder.run());
   CHECK(stream->state() == StreamState::died);
   CHECK(std::count_if(stream->steps().begin(), stream->steps().end(), [](const auto& step) { return step.complete; }) == 3);
+}
+
+TEST_CASE("steps that have ended are in the file of a process that dies at once, however little it lived") {
+  for (const std::string way : {"abort at once", "assert at once", "kill at once"}) {
+    INFO(way);
+    const TempFolder folder;
+    const Outcome outcome = run_program(client({"leave", way}), under_probe(folder.run()));
+    CHECK(outcome.status == 128 + (way == "kill at once" ? 9 : 6));
+    CHECK((outcome.err.find("Assertion `false' failed") != std::string::npos) == (way == "assert at once"));
+    CHECK(outcome.err.find("forkpoint") == std::string::npos);
+    const auto stream = open_stream(folder.run());
+    CHECK(stream->state() == StreamState::died);
+    CHECK(std::count_if(stream->steps().begin(), stream->steps().end(), [](const auto& step) { return step.complete; }) == 3);
+    // Before an abort there is time for the step that it cut as well.
+    if (way != "kill at once") CHECK(rows_of(all_rows(*stream), "half").size() == 1);
+  }
 }
 
 TEST_CASE("a rank that is killed leaves its whole steps") {

@@ -308,3 +308,23 @@ TEST_CASE("the launcher's variables say which rank it is") {
   CHECK(rank_of({{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}}) == std::pair(1, 4));
   CHECK(rank_of({{"RANK", "nonsense"}, {"WORLD_SIZE", "8"}}) == std::pair(0, 1));
 }
+
+TEST_CASE("launcher's variables that make no sense are said in one line, with what is assumed") {
+  const auto said = [](const Environment& more) {
+    const TempFolder folder;
+    return run_program(client({"steps", "1"}), under_probe(folder.run(), more)).err;
+  };
+  CHECK(said({}) == "");
+  CHECK(said({{"RANK", "1"}, {"WORLD_SIZE", "2"}}) == "");
+  CHECK(said({{"RANK", "8"}, {"WORLD_SIZE", "8"}}) ==
+        "forkpoint: RANK is 8 and WORLD_SIZE is 8: ranks count from 0, so there is no such rank; this process is recorded as rank 0 of 1\n");
+  CHECK(said({{"RANK", "two"}, {"WORLD_SIZE", "8"}}) ==
+        "forkpoint: RANK is \"two\", which is no rank; this process is recorded as rank 0 of 1\n");
+  CHECK(said({{"RANK", "2"}, {"WORLD_SIZE", "many"}}) ==
+        "forkpoint: WORLD_SIZE is \"many\", which is no number of ranks; this process is recorded as rank 2 of at least 3\n");
+  CHECK(said({{"RANK", "-1"}, {"PMI_RANK", "1"}, {"PMI_SIZE", "4"}}) ==
+        "forkpoint: RANK is \"-1\", which is no rank; this process is recorded as rank 1 of 4\n");
+  // A process that records nothing is silent.
+  const TempFolder folder;
+  CHECK(run_program(client({"active"}), under_probe(folder.run(), {{"RANK", "8"}, {"WORLD_SIZE", "8"}})).err == "");
+}

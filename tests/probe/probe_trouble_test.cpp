@@ -149,7 +149,8 @@ TEST_CASE("the size limit ends the recording with a gap") {
   CHECK(line_count(outcome.err) == 1);
   const auto stream = open_stream(folder.run());
   CHECK(stream->state() == StreamState::whole);
-  CHECK(has_gap(*stream, "FORKPOINT_MAX_SIZE_BYTES"));
+  CHECK(has_gap(*stream, "the stream has reached its limit of 40000 bytes (--max-size, FORKPOINT_MAX_SIZE_BYTES)"));
+  CHECK(outcome.err.find("(--max-size, FORKPOINT_MAX_SIZE_BYTES)") != std::string::npos);
   CHECK(stream->size_bytes() < 60'000);
   CHECK_FALSE(stream->steps().back().complete);
 }

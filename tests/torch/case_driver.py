@@ -1,6 +1,7 @@
 """Runs a program under `forkpoint record`, twice, and holds the verdict of `forkpoint diff` against what is expected.
 
-Used by launch_cases.py; nothing but Python's own library is needed.
+Used by lists of cases (launch_cases.py, multi_gpu_cases.py, tests/gpu/two_gpus.py); needs nothing but Python's own
+library.
 """
 
 import dataclasses
@@ -137,12 +138,12 @@ class Workplace:
             stdout, stderr = job.communicate()
             return Done(words, None, stdout, stderr)
 
-    def record(self, name: str, command: list, options: Sequence = (), changes: dict | None = None, step_on="^step$"):
+    def record(self, name: str, command: list, options: Sequence = (), changes: dict | None = None, step_on="^step$",
+               level="launch"):
         run = self.folder / name
         marks = ["--step-on", step_on] if step_on else []
-        done = self.run(
-            [self.forkpoint, "record", "--level", "launch", *marks, *options, "-o", run, "--", *command], changes
-        )
+        words = ["record", "--level", level, *marks, *options, "-o", run]
+        done = self.run([self.forkpoint, *words, "--", *command], changes)
         self.runs[name] = done
         return done
 
@@ -179,7 +180,8 @@ class Workplace:
         """All that helps to find out why a case failed."""
         parts = []
         for name, done in self.runs.items():
-            stderr = "\n".join(done.stderr.splitlines()[-40:])
+            lines = done.stderr.splitlines()
+            stderr = "\n".join(lines if len(lines) < 80 else [*lines[:50], "...", *lines[-25:]])
             parts.append(f"-- recording {name}: status {done.status}, {' '.join(done.command)}")
             parts.append(f"{done.stdout[-1500:]}\n{stderr}")
         if self.verdict:
@@ -199,7 +201,7 @@ class Case:
     play: Callable[[Workplace], tuple]  # gives what was found, in a line, and a list of what is wrong with it
     expected: str
     gpus: int = 1
-    module: str = "triton"  # of Python's, besides torch, that its programs need
+    modules: Sequence[str] = ("torch", "triton")  # of Python's, that its programs need
 
 
 def describe(verdict: dict):

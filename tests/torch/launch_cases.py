@@ -1,23 +1,12 @@
 #!/usr/bin/env python3
 """Faults and equal runs of unedited programs, recorded at level launch on a GPU, and the verdicts that they must get.
 
-Usage: launch_cases.py BUILD [--only SUBSTRING] [--jobs N] [--time-limit SECONDS] [--keep FOLDER] [--list]
-Prints a line a case, `pass|FAIL|skip NAME: verdict (expected ...)`, and at the end `N passed, N failed, N skipped`.
-Exits with 1 when a case failed.
+Usage: launch_cases.py BUILD, and the options of case_runner.py.
 """
 
-import argparse
-import concurrent.futures
-import importlib.util
-import os
-import pathlib
-import sys
-import tempfile
-import time
-import traceback
-
+import case_runner
 import job_cases
-from case_driver import Case, Expected, Trouble, Workplace, count_gpus, describe, python, torchrun
+from case_driver import Case, Expected, Trouble, Workplace, describe, python, torchrun
 
 ARMS = (("A",), ("B",))
 TWICE = ((), ())
@@ -49,7 +38,7 @@ def pair(name, expected, *, program=None, arguments=TWICE, environments=({}, {})
                 problems.append(f"{verdict['coverage']['steps_compared']} steps compared, the program has {steps}")
         return describe(verdict), problems
 
-    return Case(name, play, str(expected), gpus, module)
+    return Case(name, play, str(expected), gpus, ("torch", module))
 
 
 def says(*words):
@@ -122,65 +111,5 @@ def all_cases():
     return [*faults(), *equal_runs(), *job_cases.all_cases()]
 
 
-def missing(case: Case, gpus: int):
-    """Why this machine cannot run the case; empty: it can."""
-    if gpus < case.gpus:
-        return f"needs {case.gpus} GPU(s), found {gpus}"
-    absent = [name for name in ("torch", case.module) if importlib.util.find_spec(name) is None]
-    return f"no {' and no '.join(absent)} here" if absent else ""
-
-
-def run(case: Case, build: pathlib.Path, folder: pathlib.Path, keep: bool, deadline: float):
-    """The lines to print, the first of which begins with pass or FAIL."""
-    place = Workplace(build, folder / case.name)
-    try:
-        if time.monotonic() > deadline:
-            raise Trouble("not started: the time is up")
-        found, problems = case.play(place)
-    except Trouble as trouble:
-        found, problems = "no verdict", [str(trouble)]
-    except Exception:  # of this test's: the other cases go on
-        found, problems = "no verdict", [traceback.format_exc()]
-    lines = [f"{'FAIL' if problems else 'pass'} {case.name}: {found} (expected {case.expected})"]
-    if problems:
-        lines += [f"     {problem}" for problem in problems] + [place.report()]
-    if not keep:
-        place.remove()
-    return lines
-
-
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("build", type=pathlib.Path)
-    parser.add_argument("--only", default="", metavar="SUBSTRING")
-    parser.add_argument("--jobs", type=int, default=max(1, min(6, (os.cpu_count() or 2) // 2)), help="cases at a time")
-    parser.add_argument("--time-limit", type=float, default=3600, metavar="SECONDS", help="starts no case after it")
-    parser.add_argument("--keep", type=pathlib.Path, metavar="FOLDER", help="leave the runs in this new folder")
-    parser.add_argument("--list", action="store_true")
-    options = parser.parse_args()
-    cases = [case for case in all_cases() if options.only in case.name]
-    if options.list or not cases:
-        print("\n".join(case.name for case in cases) or f"no case has {options.only} in its name")
-        sys.exit(0 if cases else 1)
-    gpus, counts = count_gpus(), {"pass": 0, "FAIL": 0, "skip": 0}
-    deadline = time.monotonic() + options.time_limit
-    with tempfile.TemporaryDirectory(prefix="forkpoint-cases-") as temporary:
-        folder = (options.keep or pathlib.Path(temporary)).resolve()
-        build = options.build.resolve()
-        with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-            results = [
-                [f"skip {case.name}: {missing(case, gpus)}"]
-                if missing(case, gpus)
-                else pool.submit(run, case, build, folder, bool(options.keep), deadline)
-                for case in cases
-            ]
-            for result in results:
-                lines = result if isinstance(result, list) else result.result()
-                counts[lines[0][:4]] += 1
-                print("\n".join(lines), flush=True)
-    print(f"{counts['pass']} passed, {counts['FAIL']} failed, {counts['skip']} skipped")
-    sys.exit(1 if counts["FAIL"] else 0)
-
-
 if __name__ == "__main__":
-    main()
+    case_runner.main(all_cases())

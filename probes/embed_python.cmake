@@ -1,0 +1,12 @@
+# cmake -DSOURCES="a.py;b.py" -DOUTPUT=x.cpp -P embed_python.cmake: the sources as named strings.
+set(code "// Made by embed_python.cmake.\n#include \"probes/torch_bridge.h\"\n\nnamespace forkpoint {\n\n")
+string(APPEND code "const PythonSource kPythonSources[] = {\n")
+set(count 0)
+foreach(source IN LISTS SOURCES)
+  get_filename_component(name "${source}" NAME_WE)
+  file(READ "${source}" text)
+  string(APPEND code "{\"${name}\", R\"forkpoint_py(${text})forkpoint_py\"},\n")
+  math(EXPR count "${count} + 1")
+endforeach()
+string(APPEND code "};\nconst int kPythonSourceCount = ${count};\n\n}  // namespace forkpoint\n")
+file(WRITE "${OUTPUT}" "${code}")

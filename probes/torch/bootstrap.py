@@ -1,0 +1,125 @@
+"""What is installed when: at once where torch is imported, else right after its import."""
+import sys
+
+from . import _native as native
+
+
+def start():
+    """Called once, on the main thread, as soon as the interpreter is up."""
+    torch = sys.modules.get("torch")
+    if torch is None or getattr(getattr(torch, "__spec__", None), "_initializing", False):
+        sys.meta_path.insert(0, _Finder)
+    else:
+        _install(True)
+
+
+class _Finder:
+    """Waits for the import of torch; goes when it has ended."""
+
+    busy = False
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name != "torch" or cls.busy:
+            if not cls.busy and cls._is_there():  # it was being imported when we came
+                cls._leave()
+                _install(True)
+            return None
+        cls.busy = True
+        try:
+            return cls._with_hook(_find(name))
+        finally:
+            cls.busy = False
+
+    @staticmethod
+    def _is_there():
+        torch = sys.modules.get("torch")
+        return torch is not None and not getattr(torch.__spec__, "_initializing", True)
+
+    @classmethod
+    def _with_hook(cls, spec):
+        if spec is None or spec.loader is None:
+            return spec
+        original = spec.loader.exec_module
+
+        def exec_module(module):
+            del spec.loader.exec_module  # the loader is as it was for whoever looks at it later
+            original(module)
+            cls._leave()
+            _install(False)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+    @classmethod
+    def _leave(cls):
+        if cls in sys.meta_path:
+            sys.meta_path.remove(cls)
+
+
+def _find(name):
+    for finder in sys.meta_path:
+        if finder is not _Finder:
+            spec = finder.find_spec(name, None)
+            if spec is not None:
+                return spec
+    return None
+
+
+def _install(late):
+    try:
+        _install_hooks(late)
+    except Exception as error:
+        native.say("the torch bridge could not be installed: %s: %s" % (type(error).__name__, error))
+        native.limit("the torch bridge could not be installed", "%s: %s" % (type(error).__name__, error))
+
+
+def _install_hooks(late):
+    import os
+
+    import torch
+
+    if tuple(int(n) for n in torch.__version__.split("+")[0].split(".")[:2]) < (2, 4):
+        native.limit("torch older than 2.4: its layers are not seen", torch.__version__)
+        return
+    from . import layers, names, steps
+
+    optimizers = []
+    if late:
+        optimizers = _take_stock(torch, names)
+    ours = layers.install()
+    steps.on_optimizer.append(layers.forget_open_calls)
+    steps.install(optimizers)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=lambda: _leave_child(layers, steps, ours))
+    if native.source("parallel") is not None:
+        from . import parallel
+
+        parallel.install()
+    if native.OPS and native.source("ops") is not None:
+        from . import ops
+
+        ops.install()
+
+
+def _leave_child(layers, steps, ours):
+    """A forked process (a worker of a data loader) records nothing."""
+    if native.active():
+        return
+    steps.listening = False
+    layers.uninstall(ours)
+
+
+def _take_stock(torch, names):
+    """Modules know their parts and not their parents, and optimizers are in no list: looked up once, if we are late."""
+    import gc
+
+    optimizers = []
+    for thing in gc.get_objects():
+        kind = type(thing)
+        if issubclass(kind, torch.optim.Optimizer):
+            optimizers.append(thing)
+        elif issubclass(kind, torch.nn.Module):
+            for name, child in thing.__dict__.get("_modules", {}).items():
+                names.registered(thing, name, child)
+    return optimizers

@@ -1,0 +1,213 @@
+"""Hooks of all modules: every call's inputs and outputs, named and put into scopes; the calls that begin steps."""
+import sys
+import threading
+
+import torch
+from torch import Tensor, is_grad_enabled
+from torch._C import _current_graph_task_id as graph_task, _get_tracing_state as tracing_state
+from torch._C._functorch import peek_interpreter_stack as transform
+from torch.nn.modules import module as torch_module
+
+from . import _native as native
+from . import backward, names, steps
+from .names import EVAL, INPUT, OUTPUT, RECOMPUTE, failed, flatten, flatten_call, layers, limit_once, put
+
+is_compiling = torch.compiler.is_compiling
+_get_frame = sys._getframe
+
+
+class _Thread(threading.local):
+    def __init__(self):
+        self.stack = []     # a _Call for each module whose forward is open
+        self.on = False     # values are recorded in this call of a root
+
+
+class _Call:
+    __slots__ = ("module", "layer", "flags", "recorded", "edges", "oldest")
+
+    def __init__(self, module, layer, flags):
+        self.module = module
+        self.layer = layer
+        self.flags = flags
+        self.recorded = False
+        self.edges = None
+        self.oldest = 0
+
+
+_thread = _Thread()
+_calls_of_roots = 0
+
+
+def _keywords(caller):
+    """Keyword arguments of the call, which a global pre-hook is not told of: read where torch keeps them."""
+    return caller.f_locals.get("kwargs")
+
+
+def before(module, args):
+    if is_compiling():
+        return
+    try:
+        thread = _thread
+        stack = thread.stack
+        if stack:
+            if steps.deep:
+                _enter(thread, stack, module, args, _get_frame(1), layers.get(id(module)), stack[-1])
+        elif steps.listening:
+            _enter_root(thread, stack, module, args, _get_frame(1))
+    except Exception as error:
+        failed("a hook before a module", error)
+
+
+def _enter_root(thread, stack, module, args, caller):
+    global _calls_of_roots
+    if not native.active():
+        return
+    layer = layers.get(id(module)) or names.name_tree(module)
+    flags = 0
+    if graph_task() != -1:
+        flags = RECOMPUTE
+    elif not is_grad_enabled():
+        flags = EVAL
+    elif transform() is None and tracing_state() is None and steps.trains(layer.tree):
+        steps.training_forward(args, _keywords(caller))
+    _calls_of_roots += 1
+    thread.on = steps.opened and native.wanted()
+    if steps.deep:
+        _enter(thread, stack, module, args, caller, layer, None, flags)
+    else:
+        stack.append(_Call(module, layer, flags))
+
+
+def _enter(thread, stack, module, args, caller, layer, outer, flags=0):
+    if outer is not None:
+        flags = RECOMPUTE if graph_task() != -1 else outer.flags
+        if layer is None:
+            layer = names.name_stray(module, outer.layer)
+    call = _Call(module, layer, flags)
+    stack.append(call)
+    if not thread.on or (outer is not None and outer.layer.name == layer.name and outer.module is not module):
+        return  # the second: a wrapper and what it wraps are one layer
+    if transform() is not None or tracing_state() is not None:
+        limit_once("modules called inside of torch.func transforms or while torch.jit traces", layer.tree.label)
+        return
+    frame = layer.forward[flags]
+    native.push(frame)
+    call.recorded = True
+    _record_inputs(call, frame, flags, module, args, _keywords(caller))
+
+
+def _record_inputs(call, frame, flags, module, args, kwargs):
+    if not kwargs and len(args) == 1 and type(args[0]) is Tensor:
+        inputs = (("input", args[0]),)
+        if not native.tensor(frame, INPUT, "input", args[0], flags):
+            names.unread(args[0])
+    else:
+        inputs = []
+        flatten_call(args, kwargs, "input", inputs)
+        for name, tensor in inputs:
+            put(frame, INPUT, name, tensor, flags)
+    layer = call.layer
+    if not flags and layer.used_in != _calls_of_roots and module._parameters:
+        layer.used_in = _calls_of_roots
+        _record_parameters(frame, module._parameters)
+    if is_grad_enabled():
+        call.edges = backward.input_edges(inputs)
+        call.oldest = backward.sequence_number()
+
+
+def _record_parameters(frame, parameters):
+    """As the layer uses them: what changed since the optimizer wrote them shows. What cannot be read is left out: None,
+    and a shard, which is not what the layer uses either."""
+    native.tensors(frame, INPUT, parameters, parameters.values())
+
+
+def after(module, args, output):
+    if is_compiling():
+        return
+    try:
+        stack = _thread.stack
+        if not stack:
+            return
+        call = stack.pop()
+        if call.module is not module:
+            if not steps.deep:
+                stack.append(call)
+                return
+            call = _unwind(stack, call, module)
+        if call is not None and call.recorded:
+            try:
+                _record_outputs(call, output, stack)
+            finally:
+                native.pop()
+    except Exception as error:
+        failed("a hook after a module", error)
+
+
+def _unwind(stack, call, module):
+    """The call of `module`; those above it go: their hooks never ran (KeyboardInterrupt). None: it is not there."""
+    above = [call]
+    while stack and stack[-1].module is not module:
+        above.append(stack.pop())
+    if not stack:
+        stack.extend(reversed(above))
+        return None
+    for dropped in above:
+        if dropped.recorded:
+            native.pop()
+    return stack.pop()
+
+
+def forget_open_calls():
+    """An optimizer steps on this thread, so no module is running on it, whatever exceptions passed."""
+    stack = _thread.stack
+    while stack:
+        if stack.pop().recorded:
+            native.pop()
+
+
+def _record_outputs(call, output, stack):
+    flags = call.flags
+    layer = call.layer
+    frame = layer.forward[flags]
+    if type(output) is Tensor:
+        outputs = (("output", output),)
+        if not native.tensor(frame, OUTPUT, "output", output, flags):
+            names.unread(output)
+    elif output is None:
+        return
+    else:
+        outputs = []
+        flatten(output, "output", outputs)
+        for name, tensor in outputs:
+            put(frame, OUTPUT, name, tensor, flags)
+    if is_grad_enabled():
+        backward.watch(layer, call.edges, outputs, stack[-1].layer if stack else None, call.oldest)
+
+
+def install():
+    torch_module.register_module_module_registration_hook(names.registered)
+    ours = {torch_module.register_module_forward_pre_hook(before).id,
+            torch_module.register_module_forward_hook(after, always_call=True).id}
+    _be_discreet(ours)
+    return ours
+
+
+def _be_discreet(ours):
+    """torch.compile warns of global hooks; ours do nothing then, and the warning would be new to the host."""
+    original = getattr(torch_module, "_has_any_global_hook", None)
+    if original is None:
+        return
+
+    def has_any_global_hook():
+        tables = (torch_module._global_forward_pre_hooks, torch_module._global_forward_hooks,
+                  torch_module._global_backward_pre_hooks, torch_module._global_backward_hooks)
+        return any(key not in ours for table in tables for key in table)
+
+    torch_module._has_any_global_hook = has_any_global_hook
+
+
+def uninstall(ours):
+    for table in (torch_module._global_forward_pre_hooks, torch_module._global_forward_hooks,
+                  torch_module._global_forward_hooks_always_called):
+        for key in ours:
+            table.pop(key, None)

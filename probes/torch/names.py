@@ -1,0 +1,287 @@
+"""What things are called: modules by their path, nested values by theirs. Nothing is written into either."""
+import dataclasses
+import weakref
+from collections.abc import Mapping
+
+from torch import Tensor, strided
+from torch.nn import Parameter
+
+from . import _native as native
+
+LOAD, DATA, FORWARD, BACKWARD, COLLECTIVE, OPTIMIZER, STATE = range(7)
+INPUT, OUTPUT, PARAMETER, GRADIENT, OPTIMIZER_STATE, BATCH, LOSS, SCALAR, RNG, SAMPLER, OTHER = range(11)
+EVAL, RECOMPUTE = 1, 2
+
+# Attribute of a wrapper that holds the module proper: a component that no name shows.
+_WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
+_WRAPPERS = {"DistributedDataParallel", "DataParallel", "DeepSpeedEngine", "Float16Module"}
+_MOST_VALUES, _MOST_DEPTH, _MOST_NAMES = 1024, 12, 65536
+
+
+class Layer:
+    """One module: its name and the interned frames of its phases (forward by flags: training, eval, recompute)."""
+
+    __slots__ = ("name", "reference", "forward", "backward", "is_leaf", "tree", "used_in")
+
+    def __init__(self, name, reference, is_leaf):
+        self.name = name
+        self.reference = reference
+        self.forward = [native.frame(FORWARD, name, "", 0, flags) for flags in range(4)]
+        self.backward = native.frame(BACKWARD, name)
+        self.is_leaf = is_leaf
+        self.tree = None  # the Tree that it belongs to
+        self.used_in = 0  # the last call of a root in which its parameters were recorded as inputs
+
+
+class Tree:
+    """All modules under one that has no parent: what names are relative to."""
+
+    __slots__ = "prefix", "label", "class_name", "number", "root", "children", "trains", "extra"
+
+    def __init__(self, root):
+        self.root = root      # weak
+        self.children = []    # (Layer, weak module), in the order of named_modules
+        self.trains = False   # it holds a parameter that wants a gradient
+        self.extra = {}       # how many modules outside the tree were called under each name
+
+
+layers = {}        # id of a module -> Layer; an entry goes when its module does
+trees = {}         # id of a root -> Tree
+_parents = {}      # id of a module -> (weak module, weak parent)
+_taken = {}        # class name -> numbers of trees in use
+_unprefixed = []   # id of the root without prefix
+_join = {}
+_kinds = {}
+specials = {}      # type of a tensor -> function(frame, role, name, tensor, flags), as parallel.py has for shards
+_said = set()
+
+
+def limit_once(what, detail=""):
+    if (what, detail) not in _said:
+        _said.add((what, detail))
+        native.limit(what, detail)
+
+
+def failed(where, error):
+    """An error of the bridge itself: said once, never the host's problem."""
+    text = "the torch bridge failed in %s: %s: %s" % (where, type(error).__name__, error)
+    if (where, type(error)) not in _said:
+        _said.add((where, type(error)))
+        native.say(text)
+    native.gap(text)
+
+
+def unwrapped(module):
+    """The module proper inside of any number of wrappers."""
+    for _ in range(16):
+        inner = _inner(module)
+        if inner is None:
+            break
+        module = inner
+    return module
+
+
+def _inner(module):
+    children = module._modules
+    for name in _WRAPPED:
+        if name in children and children[name] is not None:
+            return children[name]
+    if "module" in children and any(c.__name__ in _WRAPPERS for c in type(module).__mro__):
+        return children["module"]
+    return None
+
+
+def registered(parent, name, child):
+    """Global hook: `child` became a part of `parent`. So a root is found though a part of it is called by itself."""
+    try:
+        if child is None:
+            return
+        known = _parents.get(id(child))
+        if known is None or known[1]() is None:
+            key = id(child)
+            _parents[key] = (weakref.ref(child, lambda _, key=key: _parents.pop(key, None)), weakref.ref(parent))
+    except Exception as error:
+        failed("the registration of a module", error)
+
+
+def _topmost(module):
+    for _ in range(64):
+        link = _parents.get(id(module))
+        parent = link[1]() if link else None
+        if parent is None or not any(child is module for child in parent._modules.values()):
+            break
+        module = parent
+    return module
+
+
+def _forget_layer(key):
+    layers.pop(key, None)
+
+
+def _forget_tree(key):
+    tree = trees.pop(key, None)
+    if tree is not None:
+        _taken.get(tree.class_name, set()).discard(tree.number)
+        if key in _unprefixed:
+            _unprefixed.remove(key)
+
+
+def _know(module, name, tree):
+    key = id(module)
+    layer = Layer(name, weakref.ref(module, lambda _, key=key: _forget_layer(key)), not module._modules)
+    layer.tree = tree
+    layers[key] = layer
+    tree.children.append(layer)
+    return layer
+
+
+def _new_tree(root):
+    key = id(root)
+    tree = Tree(weakref.ref(root, lambda _, key=key: _forget_tree(key)))
+    tree.class_name = type(unwrapped(root)).__name__
+    if getattr(root, "_is_replica", False):  # of DataParallel: a new object in each forward
+        tree.class_name = "replica of " + tree.class_name
+    numbers = _taken.setdefault(tree.class_name, set())
+    tree.number = next(n for n in range(1, len(numbers) + 2) if n not in numbers)
+    numbers.add(tree.number)
+    tree.label = tree.class_name if tree.number == 1 else "%s#%d" % (tree.class_name, tree.number)
+    tree.prefix = tree.label + "."
+    if not _unprefixed and next(iter(root.parameters()), None) is not None:
+        _unprefixed.append(key)
+        tree.prefix = ""
+    trees[key] = tree
+    return tree
+
+
+def _walk(module, path, tree, seen):
+    """Names `module` and all below; what has a name keeps it. The names of wrappers' components are left out."""
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    if id(module) not in layers:
+        _know(module, tree.prefix + path if path else tree.label, tree)
+    inner = _inner(module)
+    for name, child in module._modules.items():
+        if child is not None:
+            below = path if child is inner else (path + "." + name if path else name)
+            _walk(child, below, tree, seen)
+
+
+def name_tree(module):
+    """Layer of a module that is called while no other is: names all that lies under its topmost parent."""
+    root = _topmost(module)
+    tree = trees.get(id(root)) or _new_tree(root)
+    _walk(root, "", tree, set())
+    layer = layers.get(id(module))
+    return layer if layer is not None else name_stray(module, None)
+
+
+def name_stray(module, outer):
+    """Layer of a module that is called inside of `outer` and is no part of it: in a plain list, made on the fly."""
+    if outer is None:
+        return name_tree(module)
+    tree = outer.tree
+    known = tree.root()
+    if known is not None:  # it may have been put into the tree since the tree was named
+        _walk(known, "", tree, set())
+        if id(module) in layers:
+            return layers[id(module)]
+    name = "%s.%s" % (outer.name, type(unwrapped(module)).__name__) if outer.name != tree.label or tree.prefix \
+        else type(unwrapped(module)).__name__
+    alive = tree.extra.setdefault(name, weakref.WeakSet())
+    label = name if not alive else "%s#%d" % (name, len(alive) + 1)
+    alive.add(module)
+    layer = _know(module, label, tree)
+    for child_name, child in module._modules.items():
+        if child is not None:
+            _walk(child, label[len(tree.prefix):] + "." + child_name, tree, set())
+    return layer
+
+
+def join(prefix, key):
+    try:
+        return _join[prefix, key]
+    except KeyError:
+        if len(_join) > _MOST_NAMES:
+            _join.clear()
+        name = _join[prefix, key] = "%s.%s" % (prefix, key)
+        return name
+
+
+def _kind_of(kind):
+    """How values of a type are looked into: 0 not at all, 1 a tensor, 2 a sequence, 3 a mapping, else its fields."""
+    if issubclass(kind, Tensor):
+        return 1
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return tuple(kind._fields)
+    if issubclass(kind, Mapping):  # before dataclasses: a ModelOutput is both
+        return 3
+    if issubclass(kind, (tuple, list)):
+        return 2
+    if dataclasses.is_dataclass(kind):
+        return tuple(field.name for field in dataclasses.fields(kind))
+    if kind.__module__ not in ("builtins", "torch", "numpy") and kind.__flags__ & (1 << 9):  # made by a class statement
+        limit_once("values of this type are not looked into", "%s.%s" % (kind.__module__, kind.__qualname__))
+    return 0
+
+
+def flatten(value, name, into, depth=0):
+    """Appends (name, tensor) of each tensor in a nested value."""
+    kind = _kinds.get(type(value))
+    if kind is None:
+        kind = _kinds[type(value)] = _kind_of(type(value))
+    if kind == 0:
+        return
+    if kind == 1:
+        into.append((name, value))
+    elif depth >= _MOST_DEPTH or len(into) >= _MOST_VALUES:
+        limit_once("nested values beyond %d levels or %d tensors" % (_MOST_DEPTH, _MOST_VALUES), name)
+    elif kind == 2:
+        for i, item in enumerate(value):
+            flatten(item, join(name, i), into, depth + 1)
+    elif kind == 3:
+        for key, item in value.items():
+            flatten(item, join(name, key if type(key) is str else str(key)), into, depth + 1)
+    else:
+        for key in kind:
+            flatten(getattr(value, key, None), join(name, key), into, depth + 1)
+
+
+def flatten_call(args, kwargs, name, into):
+    """The same of a call: one positional argument is `name` itself, others are `name.0`, `name.1`, `name.mask`."""
+    if len(args) == 1:
+        flatten(args[0], name, into)
+    else:
+        flatten(args, name, into)
+    if kwargs:
+        for key, value in kwargs.items():
+            flatten(value, join(name, key), into)
+
+
+_plain = (Tensor, Parameter)
+
+
+def put(frame, role, name, tensor, flags=0):
+    """Records one tensor of any kind."""
+    special = specials.get(type(tensor)) if type(tensor) not in _plain else None
+    if special is not None:
+        special(frame, role, name, tensor, flags)
+    elif not native.tensor(frame, role, name, tensor, flags):
+        unread(tensor)
+
+
+def unread(tensor):
+    kind = type(tensor).__name__
+    if type(tensor) in _plain and tensor.layout is not strided:
+        kind = "%s %s" % (kind, tensor.layout)
+    limit_once("tensors that have no bytes of their own to read (a wrapper, sparse, meta, on another device)", kind)
+
+
+def put_all(frame, role, names, tensors, flags=0):
+    """Records many: plain ones in one call."""
+    if specials and any(type(t) in specials for t in tensors):
+        for name, tensor in zip(names, tensors):
+            put(frame, role, name, tensor, flags)
+        return
+    for place in native.tensors(frame, role, names, tensors, flags) or ():
+        unread(tensors[place])

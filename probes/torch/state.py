@@ -1,0 +1,237 @@
+"""What a step holds besides layers: generators, gradients as the optimizer takes them, scalars, parameters, state."""
+import functools
+import random
+import sys
+from array import array
+
+import torch
+from torch import Tensor
+
+from . import _native as native
+from . import backward, names
+from .names import GRADIENT, LOAD, OPTIMIZER, OPTIMIZER_STATE, OTHER, PARAMETER, RNG, SCALAR, STATE, join, put, put_all
+
+optimizers = []    # weak references, in the order in which they were made
+_frames = {}
+owners = {}       # id of a parameter -> (Layer, its name); made anew for each step: it is valid only within one
+
+
+def frame(phase, layer=""):
+    key = phase, layer
+    handle = _frames.get(key)
+    if handle is None:
+        handle = _frames[key] = native.frame(phase, layer)
+    return handle
+
+
+def own(tree, deep):
+    """Which layer each parameter belongs to; a gradient's hook for each that lacks one."""
+    for layer in tree.children:
+        module = layer.reference()
+        if module is None:
+            continue
+        for name, parameter in module._parameters.items():
+            if parameter is None or id(parameter) in owners:
+                continue
+            owners[id(parameter)] = layer, name
+            if deep and parameter.requires_grad and parameter.is_leaf:
+                backward.watch_parameter(parameter, layer, name)
+
+
+def own_all(deep):
+    owners.clear()
+    for tree in list(names.trees.values()):
+        if tree.trains:
+            own(tree, deep)
+
+
+def living():
+    return [o for o in (reference() for reference in optimizers) if o is not None]
+
+
+def base():
+    """(number of the first step, what says so). A count kept on a device is not read: that would wait for it."""
+    if native.FIRST_STEP >= 0:
+        return native.FIRST_STEP, "first-step"
+    counts, stateless = [], True
+    for optimizer in living():
+        for group in optimizer.param_groups:
+            if isinstance(group.get("step"), int):
+                counts.append(group["step"])
+        for state in optimizer.state.values():
+            stateless = False
+            count = state.get("step", state.get("n_iter")) if isinstance(state, dict) else None
+            if isinstance(count, Tensor) and count.device.type == "cpu" and count.numel() == 1:
+                count = count.item()
+            if isinstance(count, (int, float)):
+                counts.append(int(count))
+    if counts:
+        return max(counts), "optimizer"
+    keeps_none = all(type(o).__name__ == "SGD" and not any(g.get("momentum") for g in o.param_groups) for o in living())
+    # A fresh optimizer and one that never keeps a state look alike; of the second nobody knows how far it has come.
+    return 0, "optimizer" if stateless and not keeps_none else "unknown"
+
+
+def facts():
+    native.fact("torch", torch.__version__)
+    native.fact("torch.cuda", str(torch.version.cuda))
+    native.fact("torch.threads", str(torch.get_num_threads()))
+    native.fact("torch.deterministic", str(torch.are_deterministic_algorithms_enabled()))
+    native.fact("torch.float32_matmul", torch.get_float32_matmul_precision())
+    native.fact("torch.cudnn.benchmark", str(torch.backends.cudnn.benchmark))
+    native.fact("torch.cudnn.deterministic", str(torch.backends.cudnn.deterministic))
+
+
+def record_load():
+    for tree in list(names.trees.values()):
+        if tree.trains:
+            for layer in tree.children:
+                _record_held(layer, frame(LOAD, layer.name), ())
+    for optimizer in living():
+        _record_state(optimizer, LOAD)
+
+
+def _record_held(layer, where, without):
+    """A module's own parameters, but those with an id in `without` and those of an earlier module, and its buffers."""
+    module = layer.reference()
+    if module is None:
+        return
+    own = [(n, p) for n, p in module._parameters.items()
+           if p is not None and id(p) not in without and owners.get(id(p), (None, ""))[0] is layer]
+    if own:
+        put_all(where, PARAMETER, *zip(*own))
+    buffers = [(n, b) for n, b in module._buffers.items() if b is not None]
+    if buffers:
+        put_all(where, OTHER, *zip(*buffers))
+
+
+def record_generators():
+    where = frame(STATE)
+    native.tensor(where, RNG, "torch.rng", torch.default_generator.get_state())
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        for i, generator in enumerate(torch.cuda.default_generators):
+            native.tensor(where, RNG, "cuda:%d.rng" % i, generator.get_state())  # kept on the host
+    if "random" in _seeded:
+        version, words, gauss = random.getstate()
+        native.state(where, RNG, "python.rng", array("I", words).tobytes() + repr(gauss).encode())
+    numpy = sys.modules.get("numpy.random")
+    watch_seeds(numpy)
+    if numpy is not None and "numpy.random" in _seeded:
+        name, key, position, has_gauss, gauss = numpy.get_state()
+        native.state(where, RNG, "numpy.rng", key.tobytes() + repr((name, position, has_gauss, gauss)).encode())
+
+
+_seeded = set()
+
+
+def watch_seeds(module):
+    """A generator that nobody seeded differs in any two processes, whatever depends on it: not recorded."""
+    if module is None or module.__name__ in _watched:
+        return
+    _watched.add(module.__name__)
+    for name in ("seed", "setstate", "set_state"):
+        original = getattr(module, name, None)
+        if original is not None:
+            setattr(module, name, _seeding(original, module.__name__))
+
+
+_watched = set()
+
+
+def _seeding(original, module):
+    @functools.wraps(original)
+    def seed(*args, **kwargs):
+        # torch puts back what it has saved (dynamo, around each frame that it compiles): nobody was seeded by that.
+        if not sys._getframe(1).f_globals.get("__name__", "").startswith("torch."):
+            _seeded.add(module)
+        return original(*args, **kwargs)
+
+    return seed
+
+
+def label_of(optimizer):
+    """Prefix of an optimizer's scalars: nothing for the first one."""
+    alive = living()
+    if not alive or alive[0] is optimizer:
+        return ""
+    place = next((i for i, other in enumerate(alive) if other is optimizer), len(alive))
+    return "%s#%d." % (type(optimizer).__name__, place + 1)
+
+
+def _by_layer(optimizer):
+    """[(name of the layer, names of its parameters, the parameters)] in the order of the groups."""
+    out, last = [], None
+    for g, group in enumerate(optimizer.param_groups):
+        for i, parameter in enumerate(group["params"]):
+            layer, name = owners.get(id(parameter), (None, None))
+            if layer is None:
+                name = "%sgroup%d.param%d" % (label_of(optimizer), g, i)
+            path = layer.name if layer is not None else ""
+            if last is None or last[0] != path:
+                last = (path, [], [])
+                out.append(last)
+            last[1].append(name)
+            last[2].append(parameter)
+    return out
+
+
+def record_scalars(optimizer):
+    where = frame(OPTIMIZER)
+    label = label_of(optimizer)
+    several = len(optimizer.param_groups) > 1
+    for g, group in enumerate(optimizer.param_groups):
+        prefix = "%sgroup%d." % (label, g) if several else label
+        for key, value in group.items():
+            if key != "params":
+                _record_value(where, SCALAR, prefix + key, value)
+    found = getattr(optimizer, "found_inf", None)  # of a fused optimizer under a GradScaler: it skips by itself
+    if isinstance(found, Tensor):
+        put(where, SCALAR, label + "found_inf", found)
+
+
+def _record_value(where, role, name, value):
+    if isinstance(value, Tensor):
+        put(where, role, name, value)
+    elif isinstance(value, (int, float)):
+        native.scalar(where, role, name, float(value))
+    elif isinstance(value, (tuple, list, dict)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in items:
+            _record_value(where, role, join(name, key), item)
+
+
+def record_gradients(optimizer):
+    for path, own, parameters in _by_layer(optimizer):
+        pairs = [(join(n, "grad"), p.grad) for n, p in zip(own, parameters) if p.grad is not None]
+        if pairs:
+            put_all(frame(OPTIMIZER, path), GRADIENT, *zip(*pairs))
+
+
+def record_updated(optimizer):
+    for path, own, parameters in _by_layer(optimizer):
+        put_all(frame(OPTIMIZER, path), PARAMETER, tuple(own), tuple(parameters))
+    _record_state(optimizer, OPTIMIZER)
+
+
+def _record_state(optimizer, phase):
+    states = optimizer.state
+    for path, own, parameters in _by_layer(optimizer):
+        where = frame(phase, path)
+        flat = []
+        for name, parameter in zip(own, parameters):
+            state = states.get(parameter)
+            for key, value in state.items() if isinstance(state, dict) else ():
+                if isinstance(value, Tensor):
+                    flat.append((join(name, key), value))
+                else:
+                    _record_value(where, OPTIMIZER_STATE, join(name, key), value)
+        if flat:
+            put_all(where, OPTIMIZER_STATE, *zip(*flat))
+
+
+def record_rest():
+    """Parameters that no optimizer updates, and buffers."""
+    updated = {id(p) for o in living() for group in o.param_groups for p in group["params"]}
+    for tree in list(names.trees.values()):
+        for layer in tree.children if tree.trains else ():
+            _record_held(layer, frame(OPTIMIZER, layer.name), updated)

@@ -1,0 +1,33 @@
+// The bridge into PyTorch: Python code that lies in this library (probes/torch/*.py) and is put into the interpreter of a
+// Python process as the package _forkpoint_bridge, with no file on disk. Its __init__ runs at once and the rest when torch
+// is imported (`bootstrap.start()`). It decides what is recorded and under which name;
+// its module _native (torch_calls.cpp) describes tensors and records them.
+#pragma once
+
+#include "probes/python_api.h"
+
+namespace forkpoint {
+
+struct Settings;
+
+// When the library is loaded and the environment read. In a process without CPython in it nothing happens. Otherwise a
+// thread waits until the interpreter is up (10 s at most), has its main thread run the installation, and ends: it has ended
+// before a line of the bridge runs, and before a fork of the process goes on.
+void install_torch_bridge(const Settings& settings);
+// Why it could not be installed, once, on stderr; nothing where it was. For the first record: a Python that records nothing
+// stays silent.
+void say_bridge_problem();
+
+// The module _native, new; nullptr: a Python error is set. torch_calls.cpp.
+PythonObject* make_native_module(const Python& python, const Settings& settings);
+
+// One of probes/torch/*.py, made by the build.
+struct PythonSource {
+  const char* name;  // "layers"
+  const char* text;
+};
+extern const PythonSource kPythonSources[];
+extern const int kPythonSourceCount;
+const char* python_source(const char* name);  // nullptr: there is none
+
+}  // namespace forkpoint

@@ -1,0 +1,398 @@
+// The module _native of the bridge into PyTorch: what its Python code calls. Positional or keyword arguments; a wrong
+// one raises, as in any other module. Tensors are described before the probe is entered, since asking them allocates,
+// and that may collect garbage, which runs code of the host.
+#include <cstring>
+#include <exception>
+#include <vector>
+
+#include "probes/launch_level.h"
+#include "probes/os.h"
+#include "probes/recorder.h"
+#include "probes/step_marks.h"
+#include "probes/torch_bridge.h"
+#include "probes/torch_tensor.h"
+
+namespace forkpoint {
+namespace {
+
+constinit const Python* api = nullptr;  // set when the module is made
+
+PythonObject* none() { return api->new_reference(api->none); }
+
+template <typename Body>
+void enter(Body body) {
+  const Guard guard;
+  if (!guard.entered()) return recorder.refuse_reentrant();
+  try {
+    launch_level_outside_callbacks(guard.token());
+    body(guard.token());
+  } catch (const std::exception& error) {
+    recorder.refuse_broken(error.what());
+  }
+}
+
+// What a function was called with, in the order of its parameters. Borrowed from the caller.
+class Arguments {
+ public:
+  static constexpr int kMost = 8;
+
+  // required: how many of the `count` parameters have no default. good() is false, and an error is set, where they do
+  // not fit.
+  Arguments(const char* function, const char* const* names, int count, int required, PythonObject* const* given,
+            ptrdiff_t given_count, PythonObject* keywords) {
+    for (ptrdiff_t i = 0; i < given_count && i < count; ++i) values_[i] = given[i];
+    good_ = given_count <= count && (!keywords || take_keywords(names, count, given + given_count, keywords));
+    for (int i = 0; i < required; ++i) good_ = good_ && values_[i];
+    if (!good_) api->PyErr_Format(*api->type_error, "%s(): wrong arguments", function);
+  }
+
+  bool good() const { return good_; }
+  bool has(int i) const { return values_[i] && values_[i] != api->none; }
+  PythonObject* object(int i) const { return values_[i]; }
+  // nullptr, and an error is set: no string.
+  const char* text(int i) {
+    if (!values_[i]) return "";
+    const char* text = api->PyUnicode_AsUTF8AndSize(values_[i], nullptr);
+    good_ = good_ && text;
+    return text;
+  }
+  int64_t number(int i, int64_t otherwise = 0) {
+    if (!values_[i]) return otherwise;
+    const int64_t value = api->PyLong_AsLongLong(values_[i]);
+    if (value == -1 && api->PyErr_Occurred()) good_ = false;
+    return value;
+  }
+  double real(int i) {
+    const double value = api->PyFloat_AsDouble(values_[i]);
+    if (value == -1 && api->PyErr_Occurred()) good_ = false;
+    return value;
+  }
+  uint8_t flags(int i) { return static_cast<uint8_t>(number(i)); }
+  uint32_t handle(int i) {
+    const int64_t value = number(i);
+    return value >= 0 && value <= UINT32_MAX ? static_cast<uint32_t>(value) : 0;
+  }
+
+ private:
+  bool take_keywords(const char* const* names, int count, PythonObject* const* given, PythonObject* keywords) {
+    const ptrdiff_t keyword_count = api->PyTuple_Size(keywords);
+    for (ptrdiff_t k = 0; k < keyword_count; ++k) {
+      int at = 0;
+      PythonObject* keyword = api->PyTuple_GetItem(keywords, k);
+      while (at < count && api->PyUnicode_CompareWithASCIIString(keyword, names[at]) != 0) ++at;
+      if (at == count || values_[at]) return false;
+      values_[at] = given[k];
+    }
+    return true;
+  }
+
+  PythonObject* values_[kMost] = {};
+  bool good_ = true;
+};
+
+#define FORKPOINT_CALL_PARAMETERS \
+  [[maybe_unused]] PythonObject* self, [[maybe_unused]] PythonObject* const* given, [[maybe_unused]] ptrdiff_t count, \
+      [[maybe_unused]] PythonObject* keywords
+// Declares `arguments`; leaves the function with an error where they are wrong. required: without a default.
+#define FORKPOINT_ARGUMENTS(function, required, ...)                                                       \
+  static constexpr const char* kNames[] = {__VA_ARGS__};                                                   \
+  constexpr int kCount = sizeof(kNames) / sizeof(kNames[0]);                                               \
+  static_assert(kCount <= Arguments::kMost);                                                               \
+  Arguments arguments(function, kNames, kCount, required, given, count, keywords);                         \
+  if (!arguments.good()) return nullptr
+
+PythonObject* call_active(FORKPOINT_CALL_PARAMETERS) { return api->boolean(recorder.is_awake()); }
+PythonObject* call_wanted(FORKPOINT_CALL_PARAMETERS) { return api->boolean(recorder.wants_records()); }
+
+PythonObject* call_source(FORKPOINT_CALL_PARAMETERS) {
+  FORKPOINT_ARGUMENTS("source", 1, "name");
+  const char* name = arguments.text(0);
+  if (!name) return nullptr;
+  const char* text = python_source(name);
+  return text ? api->PyUnicode_FromString(text) : none();
+}
+
+// ---- Who and when
+
+PythonObject* call_rank(FORKPOINT_CALL_PARAMETERS) {
+  FORKPOINT_ARGUMENTS("rank", 2, "rank", "world");
+  const auto rank = static_cast<int32_t>(arguments.number(0)), world = static_cast<int32_t>(arguments.number(1));
+  if (!arguments.good()) return nullptr;
+  if (recorder.is_awake()) enter([=](const Token& token) { recorder.set_rank(token, rank, world); });
+  return none();
+}
+
+PythonObject* call_begin_step(FORKPOINT_CALL_PARAMETERS) {
+  FORKPOINT_ARGUMENTS("begin_step", 2, "n", "base");
+  const int64_t step = arguments.number(0);
+  const char* base = arguments.text(1);
+  if (!arguments.good()) return nullptr;
+  // Who names the steps by --step-on has them counted by that alone.
+  if (!recorder.is_awake() || has_step_mark()) return none();
+  enter([=](const Token& token) {
+    recorder.set_step_base(token, base);
+    recorder.begin_step(token, step);
+  });
+  return none();
+}
+
+PythonObject* call_set_base(FORKPOINT_CALL_PARAMETERS) {
+  FORKPOINT_ARGUMENTS("set_base", 1, "base");
+  const char* base = arguments.text(0);
+  if (!arguments.good()) return nullptr;
+  if (recorder.is_awake() && !has_step_mark()) enter([=](const Token& token) { recorder.set_step_base(token, base); });
+  return none();
+}
+
+PythonObject* call_end_step(FORKPOINT_CALL_PARAMETERS) {
+  if (recorder.is_awake() && !has_step_mark()) enter([](const Token& token) { recorder.end_step(token); });
+  return none();
+}
+
+PythonObject* call_micro_step(FORKPOINT_CALL_PARAMETERS) {
+  FORKPOINT_ARGUMENTS("micro_step", 1, "i");
+  const auto index = static_cast<int32_t>(arguments.number(0));
+  if (!arguments.good()) return nullptr;
+  if (recorder.is_awake()) enter([=](const Token& token) { recorder.set_micro_step(token, index); });
+  return none();
+}
+
+// ---- Scopes. Handles are given out to a sleeping recorder as well: its child after a fork may be awake.
+
+PythonObject* call_communicator(FORKPOINT_CALL_PARAMETERS) {
+  FORKPOINT_ARGUMENTS("communicator", 2, "name", "members");
+  const char* name = arguments.text(0);
+  if (!arguments.good()) return nullptr;
+  const PythonRef tuple(*api, api->PySequence_Tuple(arguments.object(1)));
+  if (!tuple) return nullptr;
+  std::vector<int32_t> members;
+  const ptrdiff_t size = api->PyTuple_Size(tuple.get());
+  for (ptrdiff_t i = 0; i < size; ++i) {
+    members.push_back(static_cast<int32_t>(api->PyLong_AsLongLong(api->PyTuple_GetItem(tuple.get(), i))));
+    if (members.back() == -1 && api->PyErr_Occurred()) return nullptr;
+  }
+  uint32_t handle = 0;
+  enter([&](const Token& token) {
+    handle = recorder.communicator(token, name, members.data(), static_cast<int32_t>(members.size()));
+  });
+  return api->PyLong_FromLongLong(handle);
+}
+
+PythonObject* call_frame(FORKPOINT_CALL_PARAMETERS) {
+  FORKPOINT_ARGUMENTS("frame", 2, "phase", "layer", "op", "communicator", "flags");
+  const auto phase = static_cast<int32_t>(arguments.number(0));
+  const char* layer = arguments.text(1);
+  const char* op = arguments.text(2);
+  const uint32_t communicator = arguments.handle(3);
+  const uint8_t flags = arguments.flags(4);
+  if (!arguments.good()) return nullptr;
+  uint32_t handle = 0;
+  enter([&](const Token& token) { handle = recorder.frame(token, phase, layer, op, communicator, flags); });
+  return api->PyLong_FromLongLong(handle);
+}
+
+PythonObject* call_push(FORKPOINT_CALL_PARAMETERS) {
+  FORKPOINT_ARGUMENTS("push", 1, "frame");
+  const uint32_t frame = arguments.handle(0);
+  if (!arguments.good()) return nullptr;
+  enter([=](const Token& token) { recorder.enter_frame(token, recorder.frame_or_scope(token, frame)); });
+  return none();
+}
+
+PythonObject* call_pop(FORKPOINT_CALL_PARAMETERS) {
+  enter([](const Token& token) { recorder.end_scope(token); });
+  return none();
+}
+
+PythonObject* call_set_backward(FORKPOINT_CALL_PARAMETERS) {
+  FORKPOINT_ARGUMENTS("set_backward", 1, "frame");
+  const uint32_t frame = arguments.handle(0);
+  if (!arguments.good()) return nullptr;
+  enter([=](const Token& token) { recorder.set_backward(token, recorder.find_frame(frame)); });
+  return none();
+}
+
+// ---- Records
+
+struct Where {
+  uint32_t frame = 0;
+  int32_t role = 0;
+  uint8_t flags = 0;
+};
+
+void record_tensor(const Where& where, const char* name, TorchTensor* tensor) {
+  tensor->desc.name = name;
+  tensor->desc.role = where.role;
+  enter([&](const Token& token) {
+    recorder.tensor_in(token, recorder.frame_or_scope(token, where.frame), &tensor->desc, where.flags);
+  });
+}
+
+PythonObject* call_tensor(FORKPOINT_CALL_PARAMETERS) {
+  if (!recorder.wants_records()) return api->boolean(true);
+  FORKPOINT_ARGUMENTS("tensor", 4, "frame", "role", "name", "t", "flags", "global_shape", "global_offset");
+  const Where where = {arguments.handle(0), static_cast<int32_t>(arguments.number(1)), arguments.flags(4)};
+  const char* name = arguments.text(2);
+  if (!arguments.good()) return nullptr;
+  TorchTensor tensor;
+  if (!describe_torch_tensor(*api, arguments.object(3), &tensor)) return api->boolean(false);
+  const bool shard = arguments.has(5) || arguments.has(6);
+  if (shard && !(arguments.has(5) && arguments.has(6) &&
+                 describe_shard(*api, arguments.object(5), arguments.object(6), &tensor))) {
+    api->PyErr_SetString(*api->value_error, "tensor(): global_shape and global_offset want one number a dimension each");
+    return nullptr;
+  }
+  record_tensor(where, name, &tensor);
+  return api->boolean(true);
+}
+
+// A list of bools would cost one object a tensor: None where all were recorded, else the places of those that were not.
+PythonObject* call_tensors(FORKPOINT_CALL_PARAMETERS) {
+  if (!recorder.wants_records()) return none();
+  FORKPOINT_ARGUMENTS("tensors", 4, "frame", "role", "names", "tensors", "flags");
+  const Where where = {arguments.handle(0), static_cast<int32_t>(arguments.number(1)), arguments.flags(4)};
+  if (!arguments.good()) return nullptr;
+  const PythonRef names(*api, api->PySequence_Tuple(arguments.object(2)));
+  const PythonRef tensors(*api, names ? api->PySequence_Tuple(arguments.object(3)) : nullptr);
+  if (!tensors) return nullptr;
+  const ptrdiff_t size = api->PyTuple_Size(tensors.get());
+  if (size != api->PyTuple_Size(names.get())) {
+    api->PyErr_SetString(*api->value_error, "tensors(): as many names as tensors are wanted");
+    return nullptr;
+  }
+  PythonRef unread(*api);
+  for (ptrdiff_t i = 0; i < size; ++i) {
+    const char* name = api->PyUnicode_AsUTF8AndSize(api->PyTuple_GetItem(names.get(), i), nullptr);
+    if (!name) return nullptr;
+    TorchTensor tensor;
+    if (describe_torch_tensor(*api, api->PyTuple_GetItem(tensors.get(), i), &tensor)) {
+      record_tensor(where, name, &tensor);
+      continue;
+    }
+    if (!unread) unread.reset(api->PyList_New(0));
+    const PythonRef place(*api, api->PyLong_FromLongLong(i));
+    if (!unread || !place || api->PyList_Append(unread.get(), place.get()) != 0) return nullptr;
+  }
+  return unread ? unread.release() : none();
+}
+
+PythonObject* call_scalar(FORKPOINT_CALL_PARAMETERS) {
+  if (!recorder.wants_records()) return none();
+  FORKPOINT_ARGUMENTS("scalar", 4, "frame", "role", "name", "value", "flags");
+  const Where where = {arguments.handle(0), static_cast<int32_t>(arguments.number(1)), arguments.flags(4)};
+  const char* name = arguments.text(2);
+  const double value = arguments.good() ? arguments.real(3) : 0;
+  if (!arguments.good()) return nullptr;
+  enter([&](const Token& token) {
+    recorder.scalar_in(token, recorder.frame_or_scope(token, where.frame), name, where.role, value, where.flags);
+  });
+  return none();
+}
+
+PythonObject* call_state(FORKPOINT_CALL_PARAMETERS) {
+  if (!recorder.wants_records()) return none();
+  FORKPOINT_ARGUMENTS("state", 4, "frame", "role", "name", "data", "flags");
+  const Where where = {arguments.handle(0), static_cast<int32_t>(arguments.number(1)), arguments.flags(4)};
+  const char* name = arguments.text(2);
+  if (!arguments.good()) return nullptr;
+  const PythonRef bytes(*api, api->PyBytes_FromObject(arguments.object(3)));  // itself, where it is bytes already
+  char* data = nullptr;
+  ptrdiff_t size = 0;
+  if (!bytes || api->PyBytes_AsStringAndSize(bytes.get(), &data, &size) != 0) return nullptr;
+  enter([&](const Token& token) {
+    recorder.state_in(token, recorder.frame_or_scope(token, where.frame), name, where.role, data, static_cast<size_t>(size),
+                      where.flags);
+  });
+  return none();
+}
+
+// ---- Words
+
+PythonObject* call_fact(FORKPOINT_CALL_PARAMETERS) {
+  FORKPOINT_ARGUMENTS("fact", 2, "name", "text");
+  const char* name = arguments.text(0);
+  const char* text = arguments.good() ? arguments.text(1) : nullptr;
+  if (!arguments.good()) return nullptr;
+  // The bridge cannot help it when a program launched kernels before it imported torch.
+  if (recorder.is_awake() && recorder.takes_facts()) enter([=](const Token& token) { recorder.fact(token, name, text); });
+  return none();
+}
+
+PythonObject* call_limit(FORKPOINT_CALL_PARAMETERS) {
+  FORKPOINT_ARGUMENTS("limit", 2, "what", "detail");
+  const char* what = arguments.text(0);
+  const char* detail = arguments.good() ? arguments.text(1) : nullptr;
+  if (!arguments.good()) return nullptr;
+  enter([=](const Token&) { recorder.note_limit(what, detail); });
+  return none();
+}
+
+PythonObject* call_gap(FORKPOINT_CALL_PARAMETERS) {
+  FORKPOINT_ARGUMENTS("gap", 1, "reason");
+  const char* reason = arguments.text(0);
+  if (!arguments.good()) return nullptr;
+  enter([=](const Token&) { recorder.note_gap(reason); });
+  return none();
+}
+
+PythonObject* call_say(FORKPOINT_CALL_PARAMETERS) {
+  FORKPOINT_ARGUMENTS("say", 1, "text");
+  const char* text = arguments.text(0);
+  if (!arguments.good()) return nullptr;
+  say("%s", text);
+  return none();
+}
+
+struct Function {
+  const char* name;
+  PythonFastFunction function;
+};
+constexpr Function kFunctions[] = {
+    {"active", call_active},       {"wanted", call_wanted},
+    {"source", call_source},       {"rank", call_rank},
+    {"begin_step", call_begin_step}, {"set_base", call_set_base},
+    {"end_step", call_end_step},   {"micro_step", call_micro_step},
+    {"communicator", call_communicator}, {"frame", call_frame},
+    {"push", call_push},           {"pop", call_pop},
+    {"set_backward", call_set_backward}, {"tensor", call_tensor},
+    {"tensors", call_tensors},     {"scalar", call_scalar},
+    {"state", call_state},         {"fact", call_fact},
+    {"limit", call_limit},         {"gap", call_gap},
+    {"say", call_say},
+};
+constexpr int kFunctionCount = sizeof(kFunctions) / sizeof(kFunctions[0]);
+PythonMethod methods[kFunctionCount] = {};  // Python keeps their addresses
+
+bool set(PythonObject* module, const char* name, PythonObject* owned) {
+  const PythonRef value(*api, owned);
+  return value && api->PyObject_SetAttrString(module, name, value.get()) == 0;
+}
+
+const char* watch_text(const Settings& settings) {
+  if (settings.watch_nan && settings.watch_replicas) return "nan,replicas";
+  return settings.watch_nan ? "nan" : settings.watch_replicas ? "replicas" : "";
+}
+
+bool add_constants(PythonObject* module, const Settings& settings) {
+  static constexpr const char* kOnTrigger[] = {"warn", "stop", "deepen"};  // in the order of OnTrigger
+  return set(module, "LEVEL", api->PyLong_FromLongLong(static_cast<int>(settings.level))) &&
+         set(module, "OPS", api->PyUnicode_FromString(settings.ops)) &&
+         set(module, "FIRST_STEP", api->PyLong_FromLongLong(settings.first_step)) &&
+         set(module, "WATCH", api->PyUnicode_FromString(watch_text(settings))) &&
+         set(module, "ON_TRIGGER", api->PyUnicode_FromString(kOnTrigger[static_cast<int>(settings.on_trigger)]));
+}
+
+}  // namespace
+
+PythonObject* make_native_module(const Python& python, const Settings& settings) {
+  api = &python;
+  PythonRef module(python, python.PyModule_New("_forkpoint_bridge._native"));
+  if (!module || !add_constants(module.get(), settings)) return nullptr;
+  for (int i = 0; i < kFunctionCount; ++i) {
+    methods[i] = {kFunctions[i].name, reinterpret_cast<void*>(kFunctions[i].function), kPythonFastcall, nullptr};
+    if (!set(module.get(), kFunctions[i].name, python.PyCFunction_NewEx(&methods[i], nullptr, nullptr))) return nullptr;
+  }
+  return module.release();
+}
+
+}  // namespace forkpoint

@@ -1,0 +1,43 @@
+"""A fault planted in a PyTorch program is named by `forkpoint diff`: its step, phase, layer and tensor."""
+import tempfile
+
+from bridge_driver import diff, place, record
+
+FAULTS = {
+    "bitflip@3": (3, "forward", "blocks.1.fc1", "weight"),
+    "dropout@2": (2, "forward", "blocks.0.drop", "output"),
+    "lr@2": (2, "optimizer", None, "group0.lr"),
+    "order@3": (3, "data", None, "batch"),
+}
+
+
+def expect(found, expected):
+    assert found == expected, f"found {found}, expected {expected}"
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        record(f"{folder}/good", "bridge_gpt.py")
+        record(f"{folder}/same", "bridge_gpt.py")
+        expect(place(diff(f"{folder}/good", f"{folder}/same"))[0], "identical")
+        for fault, where in FAULTS.items():
+            record(f"{folder}/{fault}", "bridge_gpt.py", "--fault", fault)
+            expect(place(diff(f"{folder}/good", f"{folder}/{fault}")), ("diverged", *where))
+        record(f"{folder}/init", "bridge_gpt.py", "--fault", "init@0")
+        verdict = diff(f"{folder}/good", f"{folder}/init")
+        expect(place(verdict)[2:4] + (verdict["cause"]["class"],), ("load", "tok", "initial_state"))
+
+        # A run that goes on from a checkpoint counts on from the optimizer's state, and is the same from there on.
+        record(f"{folder}/head", "bridge_gpt.py", "--steps", "3", "--save", f"{folder}/saved")
+        record(f"{folder}/tail", "bridge_gpt.py", "--resume", f"{folder}/saved")
+        verdict = diff(f"{folder}/good", f"{folder}/tail")
+        assert verdict["first"] is None, f"resumed: found {place(verdict)}, expected no divergence"
+        record(f"{folder}/wrong", "bridge_gpt.py", "--resume", f"{folder}/saved", "--fault", "bitflip@4")
+        expect(place(diff(f"{folder}/tail", f"{folder}/wrong")), ("diverged", 4, "forward", "blocks.1.fc1", "weight"))
+
+        for kind in "reentrant", "nonreentrant":
+            record(f"{folder}/{kind}", "bridge_checkpoint.py", kind)
+            record(f"{folder}/{kind}.wrong", "bridge_checkpoint.py", kind, "wrong-mask")
+            found = place(diff(f"{folder}/{kind}", f"{folder}/{kind}.wrong"))
+            expect(found, ("diverged", 0, "forward", "blocks.2.drop", "output"))
+    print("every planted fault is named")
