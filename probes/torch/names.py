@@ -267,13 +267,19 @@ def put(frame, role, name, tensor, flags=0):
     if special is not None:
         special(frame, role, name, tensor, flags)
     elif not native.tensor(frame, role, name, tensor, flags):
-        unread(tensor)
+        unread(tensor, role)
 
 
-def unread(tensor):
+_state = {PARAMETER, GRADIENT, OPTIMIZER_STATE, OTHER, BATCH, LOSS}
+
+
+def unread(tensor, role=OUTPUT):
+    """What a step is compared by must have been looked at: without it no two runs are identical. The rest is declared."""
     kind = type(tensor).__name__
     if type(tensor) in _plain and tensor.layout is not strided:
         kind = "%s %s" % (kind, tensor.layout)
+    if role in _state:
+        native.gap("parameters, gradients or other state that could not be read: %s" % kind)
     limit_once("tensors that have no bytes of their own to read (a wrapper, sparse, meta, on another device)", kind)
 
 
@@ -284,4 +290,4 @@ def put_all(frame, role, names, tensors, flags=0):
             put(frame, role, name, tensor, flags)
         return
     for place in native.tensors(frame, role, names, tensors, flags) or ():
-        unread(tensors[place])
+        unread(tensors[place], role)

@@ -73,6 +73,12 @@ def base():
 
 
 def facts():
+    """And what of the job is not seen, whatever it does later."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_backend() != "nccl":
+        native.limit("collectives of torch.distributed that do not go through NCCL", distributed.get_backend())
+    if "random" not in _seeded:
+        native.limit("the state of Python's generator, which was not seen to be seeded before the first step", "")
     native.fact("torch", torch.__version__)
     native.fact("torch.cuda", str(torch.version.cuda))
     native.fact("torch.threads", str(torch.get_num_threads()))

@@ -27,6 +27,13 @@ if __name__ == "__main__":
         verdict = diff(f"{folder}/good", f"{folder}/init")
         expect(place(verdict)[2:4] + (verdict["cause"]["class"],), ("load", "tok", "initial_state"))
 
+        # Nobody has looked at these gradients, alike as the rest is.
+        for name in "sparse", "sparse.same":
+            record(f"{folder}/{name}", "bridge_sparse.py")
+        verdict = diff(f"{folder}/sparse", f"{folder}/sparse.same")
+        expect(verdict["verdict"], "incomparable")
+        assert any("could not be read: Tensor torch.sparse_coo" in gap for gap in verdict["gaps"]), verdict["gaps"]
+
         # A run that goes on from a checkpoint counts on from the optimizer's state, and is the same from there on.
         record(f"{folder}/head", "bridge_gpt.py", "--steps", "3", "--save", f"{folder}/saved")
         record(f"{folder}/tail", "bridge_gpt.py", "--resume", f"{folder}/saved")

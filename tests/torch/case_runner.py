@@ -65,7 +65,7 @@ def main(all_cases):
     parser.add_argument("--keep", type=pathlib.Path, metavar="FOLDER", help="leave the runs in this new folder")
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args()
-    # JAX takes all of a GPU's memory, whatever it is told: its cases come last.
+    # One process was seen to hold all of a GPU's memory, most likely JAX: its cases come last, one by one.
     cases = sorted((case for case in all_cases if options.only in case.name), key=lambda case: "jax" in case.modules)
     if options.list or not cases:
         print("\n".join(case.name for case in cases) or f"no case has {options.only} in its name")
