@@ -19,7 +19,7 @@ def collectives(place: Workplace, run: str):
 
 
 def problems_of_equal(verdict: dict, declared: tuple):
-    """identical over all steps, or incomparable for a reason that is declared (a step with a gap does not count as compared)."""
+    """identical over all steps, or incomparable for a reason that is declared: a step with a gap is not compared."""
     outcome = verdict["verdict"]
     said = " ".join([verdict["reason"], *verdict["gaps"], *verdict["coverage"]["limits"]]).lower()
     if outcome == "diverged" or (outcome == "incomparable" and not any(words in said for words in declared)):
