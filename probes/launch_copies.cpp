@@ -46,7 +46,7 @@ void LaunchRecorder::before_copy(const Token& token, const CallPlace& place, con
   drop_begun_packet(token);
   const CudaDriver* driver = find_cuda_driver(token);
   Allocation source, target;
-  if (!driver || call.bytes == 0 || call.rows == 0 || inside_nccl() || !on_device(*driver, call.source, &source)) return;
+  if (!driver || call.bytes == 0 || call.rows == 0 || nccl_is_at_work() || !on_device(*driver, call.source, &source)) return;
   const bool to_device = on_device(*driver, call.target, &target);
   RowBuilder row(token, *driver, place);
   if (!row.take(2)) return;
@@ -73,7 +73,7 @@ void LaunchRecorder::after_copy(const Token& token, const CallPlace& place, cons
   const bool to_device = driver && on_device(*driver, call.target, &target);
   const bool from_device = driver && on_device(*driver, call.source, &source);
   const bool nothing = (!from_device && !to_device) || call.bytes == 0 || call.rows == 0;
-  if (!succeeded || nothing || inside_nccl()) return drop_packet(token, begun);
+  if (!succeeded || nothing || nccl_is_at_work()) return drop_packet(token, begun);
   RowBuilder row(token, *driver, place);
   if (begun) row.adopt(begun);
   else if (!row.take(1)) return;
@@ -102,7 +102,7 @@ void LaunchRecorder::after_copy(const Token& token, const CallPlace& place, cons
 void LaunchRecorder::after_set(const Token& token, const CallPlace& place, const SetCall& call) {
   const CudaDriver* driver = find_cuda_driver(token);
   Allocation target;
-  if (!driver || call.bytes == 0 || call.rows == 0 || inside_nccl()) return;
+  if (!driver || call.bytes == 0 || call.rows == 0 || nccl_is_at_work()) return;
   if (!find_allocation(*driver, call.target, &target)) return;
   RowBuilder row(token, *driver, place);
   if (!recorder.names().create() || !row.take(1)) return;

@@ -51,7 +51,7 @@ bool is_stream_of(const CudaDriver& driver, CUstream stream, CUcontext context) 
   return driver.cuStreamGetCtx_(stream, &owner) == CUDA_SUCCESS && owner == context;
 }
 
-bool is_nccls(const KernelFacts& facts) { return facts.is_nccl || inside_nccl(); }
+bool is_nccls(const KernelFacts& facts) { return facts.is_nccl || nccl_is_at_work(); }
 
 }  // namespace
 

@@ -4,6 +4,7 @@
 
 #include "lib/digest_mix.h"
 #include "probes/nccl_calls.h"
+#include "probes/nccl_threads.h"
 #include "probes/recorder.h"
 
 namespace forkpoint {
@@ -88,6 +89,7 @@ uint64_t hash_of(const int* numbers, int count) {
 }  // namespace
 
 bool inside_nccl() { return nccl_depth > 0; }
+bool nccl_is_at_work() { return inside_nccl() || on_thread_of_nccl(); }
 bool nccl_seen_by_symbol() { return any_call.load(std::memory_order_relaxed); }
 
 void forget_nccl_in_child() {

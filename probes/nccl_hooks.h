@@ -5,10 +5,11 @@
 
 namespace forkpoint {
 
-// The calling thread is in NCCL's code on behalf of the host: kernels that are launched now are NCCL's. Threads that
-// NCCL started itself (it launches from them for non-blocking communicators) are not known here; their kernels' names
-// are.
+// The calling thread is in NCCL's code on behalf of the host.
 bool inside_nccl();
+
+// As inside_nccl(), or the thread is one that NCCL started: what is launched and copied now is NCCL's.
+bool nccl_is_at_work();
 
 // A call has come through our symbols. False while NCCL works: the program reaches it another way (dlsym), so that its
 // collectives are not recorded as such.

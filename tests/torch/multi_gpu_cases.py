@@ -4,6 +4,8 @@
 Usage: multi_gpu_cases.py BUILD, and the options of case_runner.py.
 """
 
+import itertools
+
 import case_runner
 from case_driver import Case, Expected, Trouble, Workplace, describe, python, torchrun
 
@@ -16,6 +18,12 @@ def communicators(place: Workplace, run: str):
 
 def collectives(place: Workplace, run: str):
     return {row["op"] for row in place.show(run, "--records")["records"] if row["kind"] == "collective"}
+
+
+def other_lines(*programs):
+    """The lines of the first place where what they printed is not the same."""
+    lines = next((row for row in itertools.zip_longest(*(p.losses() for p in programs)) if len(set(row)) > 1), ())
+    return " | ".join(str(line) for line in lines)
 
 
 def problems_of_equal(verdict: dict, declared: tuple):
@@ -33,14 +41,16 @@ def case(name, program, *, words=(), launcher=torchrun, changes=None, options=()
     """The program twice, and, where `planted` is expected, twice with the fault in it. ops: that must be recorded."""
 
     def play(place: Workplace):
-        plain = place.run(launcher(program, *words), changes)
+        plain, again = (place.run(launcher(program, *words), changes) for _ in range(2))
         if plain.status != 0:
             raise Trouble(f"the program fails unrecorded: {plain.stderr[-3000:]}")
+        if plain.losses() != again.losses():
+            raise Trouble(f"the program does not repeat itself unrecorded: {other_lines(plain, again)}")
         runs = [place.record_whole(run, launcher(program, *words), options, changes) for run in "ab"]
         verdict = place.diff("a", "b")
         problems = list(problems_of_equal(verdict, declared))
         if any(run.losses() != plain.losses() for run in runs):
-            problems.append("other losses than unrecorded")
+            problems.append(f"other losses than unrecorded: {other_lines(plain, *runs)}")
         recorded = collectives(place, "a")
         problems += [f"no {op} was recorded, only {sorted(recorded)}" for op in ops if op not in recorded]
         if splits and not any(found.startswith("split ") for found in communicators(place, "a")):
