@@ -5,6 +5,7 @@
 #include "kernels/digest_flat.cuh"
 #include "kernels/digest_flush.cuh"
 #include "kernels/digest_pieces.cuh"
+#include "kernels/digest_tensors.cuh"
 #include "kernels/digest_units.cuh"
 
 namespace forkpoint::device {
@@ -80,6 +81,16 @@ FORKPOINT_PIECES_KERNEL(forkpoint_digest_pieces4, 4)
 FORKPOINT_PIECES_KERNEL(forkpoint_digest_pieces16, 16)
 FORKPOINT_PIECES_KERNEL(forkpoint_digest_pieces48, 48)
 
+#define FORKPOINT_TENSORS_KERNEL(name, capacity)                                    \
+  extern "C" __global__ void __launch_bounds__(kBlockThreads, 1024 / kBlockThreads) \
+      name(const __grid_constant__ DigestTensors<capacity> tensors) {               \
+    __shared__ FlatShared shared;                                                   \
+    digest_tensor(tensors, shared);                                                 \
+  }
+
+FORKPOINT_TENSORS_KERNEL(forkpoint_digest_tensors8, kFewTensors)
+FORKPOINT_TENSORS_KERNEL(forkpoint_digest_tensors64, kMostTensors)
+
 extern "C" __global__ void __launch_bounds__(kBlockThreads)
     forkpoint_digest_flush(const __grid_constant__ DigestFlush work) {
   __shared__ FlushShared shared;
@@ -115,7 +126,9 @@ const void* const kKernels[kDigestKernelCount] = {
     reinterpret_cast<const void*>(&device::forkpoint_digest_pieces4),
     reinterpret_cast<const void*>(&device::forkpoint_digest_pieces16),
     reinterpret_cast<const void*>(&device::forkpoint_digest_pieces48),
-    reinterpret_cast<const void*>(&device::forkpoint_digest_flush)};
+    reinterpret_cast<const void*>(&device::forkpoint_digest_flush),
+    reinterpret_cast<const void*>(&device::forkpoint_digest_tensors8),
+    reinterpret_cast<const void*>(&device::forkpoint_digest_tensors64)};
 
 // The number of multiprocessors of the current device; asked for each time, because threads change devices.
 cudaError_t multiprocessors(int* count) {
@@ -135,6 +148,7 @@ cudaError_t launch_planned(Launch& launch, cudaStream_t stream) {
 
 cudaError_t launch_digest(DigestLaunch& launch, cudaStream_t stream) { return launch_planned(launch, stream); }
 cudaError_t launch_digest(DigestPiecesLaunch& launch, cudaStream_t stream) { return launch_planned(launch, stream); }
+cudaError_t launch_digest(DigestTensorsLaunch& launch, cudaStream_t stream) { return launch_planned(launch, stream); }
 cudaError_t launch_digest(DigestFlushLaunch& launch, cudaStream_t stream) { return launch_planned(launch, stream); }
 
 cudaError_t digest_on_device(const void* data, const TensorView& view, const DigestTarget& target,

@@ -11,6 +11,7 @@
 #include "kernels/digest_flush.h"
 #include "kernels/digest_launch.h"
 #include "kernels/digest_pieces.h"
+#include "kernels/digest_tensors.h"
 
 namespace forkpoint {
 
@@ -22,6 +23,7 @@ cudaError_t digest_bytes_on_device(const void* data, size_t size_bytes, DType dt
 // Anything that the planner made.
 cudaError_t launch_digest(DigestLaunch& launch, cudaStream_t stream);
 cudaError_t launch_digest(DigestPiecesLaunch& launch, cudaStream_t stream);
+cudaError_t launch_digest(DigestTensorsLaunch& launch, cudaStream_t stream);
 cudaError_t launch_digest(DigestFlushLaunch& launch, cudaStream_t stream);
 
 }  // namespace forkpoint

@@ -84,7 +84,8 @@ enum DigestLoop : uint32_t {
 inline constexpr int kDigestBatchKernel = 2 * kLoopCount;
 inline constexpr int kDigestPiecesKernel = kDigestBatchKernel + 1;  // the smallest of three, see digest_pieces.h
 inline constexpr int kDigestFlushKernel = kDigestPiecesKernel + 3;  // see digest_flush.h
-inline constexpr int kDigestKernelCount = kDigestFlushKernel + 1;
+inline constexpr int kDigestTensorsKernel = kDigestFlushKernel + 1;  // the smaller of two, see digest_tensors.h
+inline constexpr int kDigestKernelCount = kDigestTensorsKernel + 2;
 inline constexpr const char* kDigestKernelNames[kDigestKernelCount] = {"forkpoint_digest_flat_none",
                                                                        "forkpoint_digest_flat_masked8",
                                                                        "forkpoint_digest_flat_masked16",
@@ -107,7 +108,9 @@ inline constexpr const char* kDigestKernelNames[kDigestKernelCount] = {"forkpoin
                                                                        "forkpoint_digest_pieces4",
                                                                        "forkpoint_digest_pieces16",
                                                                        "forkpoint_digest_pieces48",
-                                                                       "forkpoint_digest_flush"};
+                                                                       "forkpoint_digest_flush",
+                                                                       "forkpoint_digest_tensors8",
+                                                                       "forkpoint_digest_tensors64"};
 
 struct DigestLaunch {
   int kernel = 0;  // index into kDigestKernelNames

@@ -2,15 +2,11 @@
 
 #include <algorithm>
 
+#include "kernels/digest_blocks.h"
 #include "lib/digest_mix.h"
 
 namespace forkpoint {
 namespace {
-
-constexpr uint64_t kWarps = kDigestBlockThreads / 32;
-constexpr uint64_t kBlocksPerMultiprocessor = 1024 / kDigestBlockThreads;
-// What one block does alone: a second round of tiles takes as long as two blocks need to add up their sums.
-constexpr uint64_t kAloneTiles = 2 * kWarps;
 
 bool may_share(const DigestRequest& request) {
   return request.size_bytes == 0 || reinterpret_cast<uint64_t>(request.data) % 16 == 0;
@@ -18,27 +14,6 @@ bool may_share(const DigestRequest& request) {
 
 uint64_t tiles_of(const DigestRequest& request) {
   return request.size_bytes / kTileBytes + (request.size_bytes % kTileBytes != 0);
-}
-
-// So that no warp has more than `rounds` tiles, unless one block does them alone.
-uint64_t blocks_of(uint64_t tiles, uint64_t rounds) {
-  return tiles <= kAloneTiles ? 1 : (tiles + rounds * kWarps - 1) / (rounds * kWarps);
-}
-
-uint64_t tiles_a_warp(uint64_t tiles, uint64_t blocks) {
-  return std::max<uint64_t>(1, (tiles + blocks * kWarps - 1) / (blocks * kWarps));
-}
-
-// As few tiles a warp as let all blocks run at once: the slowest warp decides.
-uint64_t choose_rounds(const DigestRequest* requests, size_t count, int multiprocessors) {
-  const uint64_t most =
-      std::clamp<uint64_t>(kBlocksPerMultiprocessor * static_cast<uint64_t>(multiprocessors), 2 * count, kMostParts);
-  uint64_t tiles = 0, blocks = 0;
-  for (size_t i = 0; i < count; ++i) tiles += tiles_of(requests[i]);
-  const uint64_t rounds = tiles_a_warp(tiles, most);
-  for (size_t i = 0; i < count; ++i) blocks += blocks_of(tiles_of(requests[i]), rounds);
-  // Each piece may round its blocks up, by less than one.
-  return blocks <= most ? rounds : tiles_a_warp(tiles, most - count);
 }
 
 DigestPiece piece_of(const DigestRequest& request, uint64_t rounds) {
@@ -50,7 +25,7 @@ DigestPiece piece_of(const DigestRequest& request, uint64_t rounds) {
   piece.scratch = target.scratch;
   piece.ticket = target.ring != nullptr || target.slot == nullptr ? 0 : target.ticket;
   piece.node = target.node;
-  piece.blocks = static_cast<uint32_t>(blocks_of(tiles_of(request), rounds));
+  piece.blocks = static_cast<uint32_t>(plan::blocks_of(tiles_of(request), rounds));
   return piece;
 }
 
@@ -92,7 +67,7 @@ size_t plan_digest_pieces(const DigestRequest* requests, size_t count, int multi
     plan_alone(requests[0], multiprocessors, *launch);
     return 1;
   }
-  const uint64_t rounds = choose_rounds(requests, taken, multiprocessors);
+  const uint64_t rounds = plan::choose_rounds(taken, multiprocessors, [&](size_t i) { return tiles_of(requests[i]); });
   if (taken <= 4) {
     launch->kernel = kDigestPiecesKernel;
     launch->grid = fill(requests, taken, rounds, launch->few);

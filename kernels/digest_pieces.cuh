@@ -10,9 +10,9 @@ namespace forkpoint::device {
 
 // The last whose first block is not behind `block`. The same for all threads of a block. Comparisons that do not depend
 // on each other: each step of a search would wait for the one before.
-template <int kCapacity>
-__device__ int piece_of(const DigestPieces<kCapacity>& pieces, uint32_t block) {
-  constexpr int kPlaces = DigestPieces<kCapacity>::kPlaces, kGroup = kPlaces < 16 ? kPlaces : 16;
+template <typename Pieces>
+__device__ int piece_of(const Pieces& pieces, uint32_t block) {
+  constexpr int kPlaces = Pieces::kPlaces, kGroup = kPlaces < 16 ? kPlaces : 16;
   int group = 0, place = 0;
 #pragma unroll
   for (int i = kGroup; i < kPlaces; i += kGroup) group += pieces.first_block[i] <= block ? kGroup : 0;

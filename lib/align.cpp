@@ -94,7 +94,7 @@ void align_levels(const Run& a, const Run& b, Alignment* out) {
   if (level_a != level_b) {
     out->limits.push_back(fmt::format(
         "run A is at level {}, run B at level {}: compared at level {}{}", name(level_a), name(level_b),
-        name(out->level), std::max(level_a, level_b) == Level::launch ? "; launches were not compared" : ""));
+        name(out->level), std::max(level_a, level_b) == Level::launch ? "; launches were not compared, nor what layers were handed" : ""));
   }
 }
 

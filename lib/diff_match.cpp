@@ -96,6 +96,11 @@ bool is_at_level(const Site& site, Level level) {
   return site.role != Role::input && site.role != Role::output;
 }
 
+// At level launch the bridge into PyTorch leaves these out where the tensor lies on a GPU: its launches are recorded.
+bool is_left_to_launches(const Site& site) {
+  return site.kind == Kind::tensor && site.role == Role::input;
+}
+
 StreamJoin::StreamJoin(const HashStreamReader& a, const HashStreamReader& b, Level level) : a_(a), b_(b) {
   const auto keys_a = a.site_keys(), keys_b = b.site_keys();
   keys_.assign(keys_a.begin(), keys_a.end());
@@ -125,9 +130,11 @@ StreamJoin::StreamJoin(const HashStreamReader& a, const HashStreamReader& b, Lev
   layout_keys_a_ = a.layout_keys();
   layout_keys_b_ = b.layout_keys();
 
+  const bool one_at_launch = (a.header().level == Level::launch) != (b.header().level == Level::launch);
   for (uint32_t joint = 0; joint < keys_.size(); ++joint) {
     ops_.push_back(op_key(site(joint)));
-    wanted_.push_back(is_at_level(site(joint), level) ? 1 : 0);
+    const bool left_out = one_at_launch && is_left_to_launches(site(joint));
+    wanted_.push_back(is_at_level(site(joint), level) && !left_out ? 1 : 0);
     all_wanted_ &= wanted_.back() != 0;
   }
 }

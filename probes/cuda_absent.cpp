@@ -6,6 +6,10 @@ namespace forkpoint {
 DeviceOutcome enqueue_device_digest(const Token&, const DeviceTensor&, uint32_t) {
   return {DeviceOutcome::Kind::lost, nullptr, Loss::cuda_not_built, 0};
 }
+void enqueue_device_digests(const Token& token, const DeviceTensor* const* tensors, size_t count, uint32_t slots,
+                            DeviceOutcome* outcomes) {
+  for (size_t i = 0; i < count; ++i) outcomes[i] = enqueue_device_digest(token, *tensors[i], slots);
+}
 CudaContext* make_digest_context(const Token&, CUctx_st*, uint32_t, int*) { return nullptr; }
 DevicePoll poll_device_slot(const DeviceSlot&, DigestResult*) { return DevicePoll::gone; }
 void release_device_slot(DeviceSlot&, bool) {}

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "kernels/digest_tensors.h"
 #include "lib/digest_raw.h"
 #include "probes/cuda_context.h"
 
@@ -90,26 +91,85 @@ const void* reachable(const CudaDriver& driver, const DeviceTensor& tensor) {
   return reinterpret_cast<const char*>(low.device_pointer) - tensor.lowest_offset;
 }
 
-DeviceOutcome launch(const CudaDriver& driver, CudaContext& context, const DeviceTensor& tensor, const void* data) {
-  const auto stream = static_cast<CUstream>(tensor.stream);
-  CUresult result = context.order_after_setup(driver, stream);
-  if (result != CUDA_SUCCESS) return lost(Loss::cuda_launch, static_cast<int>(result));
-  DeviceSlot* slot = context.take_slot();
-  if (!slot) return lost(Loss::cuda_slots);
-  slot->dtype = tensor.view.dtype;
-  DigestLaunch plan = plan_digest(data, tensor.view, context.target(*slot), context.multiprocessors());
+template <typename Plan>
+CUresult launch(const CudaDriver& driver, CudaContext& context, CUstream stream, Plan& plan) {
   void* parameters[] = {plan.params()};
-  result = driver.cuLaunchKernel_(context.kernel(plan.kernel), plan.grid, 1, 1, plan.block, 1, 1, plan.shared_bytes, stream,
-                                  parameters, nullptr);
-  if (result == CUDA_SUCCESS) return {Outcome::enqueued, slot, Loss::count_, 0};
+  const CUresult result = driver.cuLaunchKernel_(context.kernel(plan.kernel), plan.grid, 1, 1, plan.block, 1, 1,
+                                                 plan.shared_bytes, stream, parameters, nullptr);
   if (is_fatal(result)) context.mark_gone();
-  slot->busy.store(0, std::memory_order_release);
-  return lost(Loss::cuda_launch, static_cast<int>(result));
+  return result;
 }
 
-}  // namespace
+// A slot and what is to be launched for it; nullptr: there is no slot.
+DeviceSlot* plan_one(CudaContext& context, const DeviceTensor& tensor, const void* data, DigestLaunch* plan) {
+  DeviceSlot* slot = context.take_slot();
+  if (!slot) return nullptr;
+  slot->dtype = tensor.view.dtype;
+  *plan = plan_digest(data, tensor.view, context.target(*slot), context.multiprocessors());
+  return slot;
+}
 
-DeviceOutcome enqueue_device_digest(const Token& token, const DeviceTensor& tensor, uint32_t slots) {
+void settle(CUresult result, DeviceOutcome& outcome) {
+  if (result == CUDA_SUCCESS) return;
+  outcome.slot->busy.store(0, std::memory_order_release);
+  outcome = lost(Loss::cuda_launch, static_cast<int>(result));
+}
+
+DeviceOutcome launch_alone(const CudaDriver& driver, CudaContext& context, const DeviceTensor& tensor, const void* data) {
+  DigestLaunch plan;
+  DeviceSlot* slot = plan_one(context, tensor, data, &plan);
+  if (!slot) return lost(Loss::cuda_slots);
+  DeviceOutcome outcome = {Outcome::enqueued, slot, Loss::count_, 0};
+  settle(launch(driver, context, static_cast<CUstream>(tensor.stream), plan), outcome);
+  return outcome;
+}
+
+// Digests of one context and stream. What lies well waits until there is a launch's worth of it.
+class Enqueuer {
+ public:
+  Enqueuer(const CudaDriver& driver, CudaContext& context, CUstream stream)
+      : driver_(driver), context_(context), stream_(stream) {}
+
+  // data: as reachable() has it. *outcome is written by launch(), if not now.
+  void add(const DeviceTensor& tensor, const void* data, DeviceOutcome* outcome) {
+    DigestLaunch plan;
+    DeviceSlot* slot = plan_one(context_, tensor, data, &plan);
+    if (!slot) return void(*outcome = lost(Loss::cuda_slots));
+    *outcome = {Outcome::enqueued, slot, Loss::count_, 0};
+    if (!plan.is_flat()) return settle(launch_plan(plan), *outcome);
+    runs_[count_] = plan.flat;
+    outcomes_[count_] = outcome;
+    if (++count_ == kMostTensors) launch();
+  }
+
+  void launch() {
+    DigestTensorsLaunch plan;
+    for (size_t done = 0; done < count_;) {
+      const size_t covered = plan_digest_tensors(runs_ + done, count_ - done, context_.multiprocessors(), &plan);
+      const CUresult result = launch_plan(plan);
+      for (const size_t end = done + covered; done < end; ++done) settle(result, *outcomes_[done]);
+    }
+    count_ = 0;
+  }
+
+ private:
+  template <typename Plan>
+  CUresult launch_plan(Plan& plan) {
+    return forkpoint::launch(driver_, context_, stream_, plan);
+  }
+
+  const CudaDriver& driver_;
+  CudaContext& context_;
+  const CUstream stream_;
+  DigestFlat runs_[kMostTensors];
+  DeviceOutcome* outcomes_[kMostTensors];
+  size_t count_ = 0;
+};
+
+// Calls body(driver, context) with the context of the tensor current, where digests may be enqueued on its stream. Otherwise
+// says why not.
+template <typename Body>
+DeviceOutcome in_context_of(const Token& token, const DeviceTensor& tensor, uint32_t slots, Body body) {
   const CudaDriver* found = find_cuda_driver(token);
   if (!found) return lost(Loss::cuda_absent);
   const CudaDriver& driver = *found;
@@ -129,12 +189,43 @@ DeviceOutcome enqueue_device_digest(const Token& token, const DeviceTensor& tens
   if (result != CUDA_SUCCESS) return lost(Loss::cuda_capturing, static_cast<int>(result));
   if (capture != CU_STREAM_CAPTURE_STATUS_NONE) return {Outcome::captured, nullptr, Loss::count_, 0};
 
-  const void* data = reachable(driver, tensor);
-  if (!data) return lost(Loss::cuda_bad_address);
   int error = 0;
   CudaContext* context = CudaContext::of_current(driver, wanted, slots, &error);
   if (!context) return lost(Loss::cuda_setup, error);
-  return launch(driver, *context, tensor, data);
+  result = context->order_after_setup(driver, stream);
+  if (result != CUDA_SUCCESS) return lost(Loss::cuda_launch, static_cast<int>(result));
+  return body(driver, *context);
+}
+
+}  // namespace
+
+DeviceOutcome enqueue_device_digest(const Token& token, const DeviceTensor& tensor, uint32_t slots) {
+  return in_context_of(token, tensor, slots, [&](const CudaDriver& driver, CudaContext& context) {
+    const void* data = reachable(driver, tensor);
+    return data ? launch_alone(driver, context, tensor, data) : lost(Loss::cuda_bad_address);
+  });
+}
+
+void enqueue_device_digests(const Token& token, const DeviceTensor* const* tensors, size_t count, uint32_t slots,
+                            DeviceOutcome* outcomes) {
+  if (count == 0) return;
+  constexpr DeviceOutcome kNone = {Outcome::lost, nullptr, Loss::count_, 0};
+  for (size_t i = 0; i < count; ++i) outcomes[i] = kNone;
+  outcomes[0] = in_context_of(token, *tensors[0], slots, [&](const CudaDriver& driver, CudaContext& context) {
+    Enqueuer enqueuer(driver, context, static_cast<CUstream>(tensors[0]->stream));
+    DeviceOutcome first = lost(Loss::cuda_bad_address);
+    for (size_t i = 0; i < count; ++i) {
+      const void* data = reachable(driver, *tensors[i]);
+      if (data) enqueuer.add(*tensors[i], data, i == 0 ? &first : &outcomes[i]);
+    }
+    enqueuer.launch();
+    return first;
+  });
+  // What this context does not reach may be another one's, where the stream is the default stream, which each has.
+  for (size_t i = 1; i < count; ++i) {
+    const bool none = outcomes[i].kind == Outcome::lost && outcomes[i].loss == Loss::count_;
+    if (none) outcomes[i] = enqueue_device_digest(token, *tensors[i], slots);
+  }
 }
 
 CudaContext* make_digest_context(const Token& token, CUctx_st* context, uint32_t slots, int* error) {

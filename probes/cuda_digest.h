@@ -36,6 +36,10 @@ struct DeviceOutcome {
 // `slots` results (the same number in every call). captured: the stream is being captured, nothing was enqueued.
 DeviceOutcome enqueue_device_digest(const Token& token, const DeviceTensor& tensor, uint32_t slots);
 
+// The same of several tensors that lie on one stream, in as few launches as can be: outcomes[i] is of *tensors[i].
+void enqueue_device_digests(const Token& token, const DeviceTensor* const* tensors, size_t count, uint32_t slots,
+                            DeviceOutcome* outcomes);
+
 // The probe's part of `context`, which is current; nullptr: it could not be made. error: CUresult behind it.
 CudaContext* make_digest_context(const Token& token, CUctx_st* context, uint32_t slots, int* error);
 

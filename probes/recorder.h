@@ -19,6 +19,9 @@ struct CUctx_st;
 namespace forkpoint {
 
 class CudaContext;
+class RecordBatch;
+struct BatchPlace;
+struct TensorRequest;
 
 class Recorder {
  public:
@@ -67,6 +70,9 @@ class Recorder {
     const ScopeFrame* frame = frames_.find(handle);
     return frame ? *frame : scope(token);
   }
+  // As tensor_in for each, in their order, with the digests of what lies on a device in as few launches as can be, all of them
+  // enqueued when this returns. batch: room for them, the caller's alone. record_batch.h.
+  void tensors_in(const Token& token, const TensorRequest* requests, size_t count, RecordBatch& batch);
   const ScopeFrame* find_frame(uint32_t handle) const { return frames_.find(handle); }
   void enter_frame(const Token& token, const ScopeFrame& frame);  // until end_scope
   // As ScopeStack::set_backward.
@@ -144,6 +150,10 @@ class Recorder {
   void record(const Token& token, const SiteKey& site, uint8_t flags, const LayoutKey& layout, const DigestResult& result);
   void record_number(const Token& token, const SiteKey& site, uint8_t flags, double value);
   void record_on_device(const Token& token, const SiteKey& site, uint8_t flags, const CheckedTensor& tensor);
+  void fill_record(Event& event, const SiteEntry& site, const LayoutEntry& layout, uint8_t flags, const DigestResult& result) const;
+  void publish_on_device(const Token& token, Session& session, const BatchPlace& place, const DeviceOutcome& outcome);
+  bool stage(const Token& token, const TensorRequest& request, BatchPlace* place);
+  void flush(const Token& token, RecordBatch& batch);
   bool push_step_event(const Token& token, const Event& event, bool ends_step);
   void lose(Loss loss, int error = 0);
   int64_t place() const;  // the step for a Gap

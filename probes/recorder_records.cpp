@@ -2,6 +2,7 @@
 #include "probes/cuda_digest.h"
 #include "probes/exits.h"
 #include "probes/launch_level.h"
+#include "probes/record_batch.h"
 #include "probes/recorder.h"
 
 #define FORKPOINT_PROBE_ITSELF 1
@@ -135,16 +136,20 @@ void Recorder::record(const Token& token, const SiteKey& site, uint8_t flags, co
   if (!site_entry || !layout_entry) return lose(Loss::names_full);
   Session::Ring::Claim claim;
   if (!session->claim(token, &claim)) return lose(Loss::ring_full);
-  Event& event = *claim.event;
+  fill_record(*claim.event, *site_entry, *layout_entry, flags, result);
+  session->publish(token, claim);
+}
+
+void Recorder::fill_record(Event& event, const SiteEntry& site, const LayoutEntry& layout, uint8_t flags,
+                           const DigestResult& result) const {
   event.kind = EventKind::record;
   event.packet = nullptr;
   event.flags = flags;
   event.micro_step = micro_step_.load(std::memory_order_relaxed);
-  event.site = site_entry;
-  event.layout = layout_entry;
+  event.site = &site;
+  event.layout = &layout;
   event.digest = result.digest;
   event.stats = result.stats;
-  session->publish(token, claim);
 }
 
 void Recorder::record_on_device(const Token& token, const SiteKey& site, uint8_t flags, const CheckedTensor& tensor) {
@@ -154,24 +159,29 @@ void Recorder::record_on_device(const Token& token, const SiteKey& site, uint8_t
   const LayoutEntry* layout_entry = names_.layout(tensor.layout);
   if (!site_entry || !layout_entry) return lose(Loss::names_full);
   // The place first: a kernel that was enqueued without one would have a result that nobody fetches.
-  Session::Ring::Claim claim;
-  if (!session->claim(token, &claim)) return lose(Loss::ring_full);
-  const DeviceTensor device_tensor = {tensor.data, tensor.view(), tensor.lowest_offset, tensor.end_offset, tensor.stream};
-  const DeviceOutcome outcome = enqueue_device_digest(token, device_tensor, settings_->ring_slots);
-  Event& event = *claim.event;
+  BatchPlace place = {site_entry, layout_entry, flags, true, {}, {}, {}};
+  if (!session->claim(token, &place.claim)) return lose(Loss::ring_full);
+  place.tensor = {tensor.data, tensor.view(), tensor.lowest_offset, tensor.end_offset, tensor.stream};
+  publish_on_device(token, *session, place, enqueue_device_digest(token, place.tensor, settings_->ring_slots));
+}
+
+void Recorder::publish_on_device(const Token& token, Session& session, const BatchPlace& place,
+                                 const DeviceOutcome& outcome) {
+  Event& event = *place.claim.event;
   event.kind = EventKind::none;
   event.packet = nullptr;
-  event.flags = flags;
+  event.flags = place.flags;
   if (outcome.kind == DeviceOutcome::Kind::enqueued) {
+    const DeviceTensor& tensor = place.tensor;
     event.kind = EventKind::device_record;
     event.micro_step = micro_step_.load(std::memory_order_relaxed);
-    event.site = site_entry;
-    event.layout = layout_entry;
+    event.site = place.site;
+    event.layout = place.layout;
     event.device_slot = outcome.slot;
     if (settings_->level == Level::launch) event.packet = launch_row_of_record(token, tensor.stream, tensor.data, tensor.lowest_offset, tensor.end_offset);
     if (event.packet) next_row_.fetch_add(1, std::memory_order_relaxed);
   }
-  session->publish(token, claim);
+  session.publish(token, place.claim);
   if (outcome.kind == DeviceOutcome::Kind::lost) lose(outcome.loss, outcome.error);
   if (outcome.kind == DeviceOutcome::Kind::captured) limits_.add(Limit::graph_replay);
   if (outcome.kind == DeviceOutcome::Kind::enqueued && !drain_registered_.exchange(true)) drain_before_libraries_go();

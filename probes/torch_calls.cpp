@@ -10,6 +10,7 @@
 #include "probes/recorder.h"
 #include "probes/step_marks.h"
 #include "probes/torch_bridge.h"
+#include "probes/torch_many.h"
 #include "probes/torch_tensor.h"
 
 namespace forkpoint {
@@ -246,34 +247,23 @@ PythonObject* call_tensor(FORKPOINT_CALL_PARAMETERS) {
   return api->boolean(true);
 }
 
-// A list of bools would cost one object a tensor: None where all were recorded, else the places of those that were not.
 PythonObject* call_tensors(FORKPOINT_CALL_PARAMETERS) {
   if (!recorder.wants_records()) return none();
   FORKPOINT_ARGUMENTS("tensors", 4, "frame", "role", "names", "tensors", "flags");
-  const Where where = {arguments.handle(0), static_cast<int32_t>(arguments.number(1)), arguments.flags(4)};
-  if (!arguments.good()) return nullptr;
-  const PythonRef names(*api, api->PySequence_Tuple(arguments.object(2)));
-  const PythonRef tensors(*api, names ? api->PySequence_Tuple(arguments.object(3)) : nullptr);
-  if (!tensors) return nullptr;
-  const ptrdiff_t size = api->PyTuple_Size(tensors.get());
-  if (size != api->PyTuple_Size(names.get())) {
-    api->PyErr_SetString(*api->value_error, "tensors(): as many names as tensors are wanted");
-    return nullptr;
-  }
-  PythonRef unread(*api);
-  for (ptrdiff_t i = 0; i < size; ++i) {
-    const char* name = api->PyUnicode_AsUTF8AndSize(api->PyTuple_GetItem(names.get(), i), nullptr);
-    if (!name) return nullptr;
-    TorchTensor tensor;
-    if (describe_torch_tensor(*api, api->PyTuple_GetItem(tensors.get(), i), &tensor)) {
-      record_tensor(where, name, &tensor);
-      continue;
-    }
-    if (!unread) unread.reset(api->PyList_New(0));
-    const PythonRef place(*api, api->PyLong_FromLongLong(i));
-    if (!unread || !place || api->PyList_Append(unread.get(), place.get()) != 0) return nullptr;
-  }
-  return unread ? unread.release() : none();
+  TorchTensors many = {arguments.object(2), arguments.object(3)};
+  many.frame = arguments.handle(0);
+  many.role = static_cast<int32_t>(arguments.number(1));
+  many.flags = arguments.flags(4);
+  return arguments.good() ? record_torch_tensors(*api, many) : nullptr;
+}
+
+// The same in several scopes and of several roles, one of each a tensor: all that there is at one moment.
+PythonObject* call_tensors_at(FORKPOINT_CALL_PARAMETERS) {
+  if (!recorder.wants_records()) return none();
+  FORKPOINT_ARGUMENTS("tensors_at", 4, "frames", "roles", "names", "tensors", "flags");
+  TorchTensors many = {arguments.object(2), arguments.object(3), arguments.object(0), arguments.object(1)};
+  many.flags = arguments.flags(4);
+  return arguments.good() ? record_torch_tensors(*api, many) : nullptr;
 }
 
 PythonObject* call_scalar(FORKPOINT_CALL_PARAMETERS) {
@@ -355,7 +345,8 @@ constexpr Function kFunctions[] = {
     {"communicator", call_communicator}, {"frame", call_frame},
     {"push", call_push},           {"pop", call_pop},
     {"set_backward", call_set_backward}, {"tensor", call_tensor},
-    {"tensors", call_tensors},     {"scalar", call_scalar},
+    {"tensors", call_tensors},     {"tensors_at", call_tensors_at},
+    {"scalar", call_scalar},
     {"state", call_state},         {"fact", call_fact},
     {"limit", call_limit},         {"gap", call_gap},
     {"say", call_say},

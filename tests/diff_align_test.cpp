@@ -386,6 +386,22 @@ TEST_CASE("runs at two levels are compared at the coarser one, without their tre
   CHECK(is_at(first_of(v), 2, 1, Phase::forward, "", "loss"));
 }
 
+TEST_CASE("what layers are handed is not compared with a run at level launch, which may have left it to the launches") {
+  SmallTraining layer, launch;
+  launch.level = Level::launch;
+  const Verdict whole = Pair(layer, layer).diff(), equal = Pair(layer, launch).diff();
+  INFO(dump(equal));
+  CHECK(equal.outcome == Outcome::identical);
+  CHECK(equal.coverage.level == "layer");
+  CHECK(holds(equal.coverage.limits, "launches were not compared, nor what layers were handed"));
+  // Of 4 ranks, 4 steps and 3 layers: input, weight and grad_output.
+  CHECK(equal.coverage.records_compared + 4 * 4 * 3 * 3 == whole.coverage.records_compared);
+  launch.hook = fault({2, 1, Phase::forward, layer_name(1), "output"});
+  const Verdict v = Pair(layer, launch).diff();
+  INFO(dump(v));
+  CHECK(is_at(first_of(v), 2, 1, Phase::forward, layer_name(1), "output"));
+}
+
 TEST_CASE("every n-th step: the common ones are compared, and the runs are not called identical") {
   Pair pair(of_steps(4), of_steps(4));
   pair.b.every(2);

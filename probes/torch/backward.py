@@ -8,7 +8,7 @@ import functools
 import torch
 from torch._C import _current_graph_task_id as graph_task
 
-from . import _native as native
+from . import _native as native, names
 from .names import BACKWARD, FORWARD, GRADIENT, INPUT, LOSS, OUTPUT, failed, join, limit_once, put
 
 _MOST_NODES = {True: 96, False: 24}  # that are walked over in search of a module's inputs: a leaf, a container
@@ -53,8 +53,9 @@ def _on_output(layer, places, done=None):
             if done is not None:
                 done[0] = True
             for number, name in places:
-                if grads[number] is not None:
-                    put(frame, INPUT, name, grads[number])
+                grad = grads[number]
+                if grad is not None and not (names.lean and grad.is_cuda):
+                    put(frame, INPUT, name, grad)
         except Exception as error:
             failed("a hook before a node", error)
         return None

@@ -1,4 +1,10 @@
-"""Hooks of all modules: every call's inputs and outputs, named and put into scopes; the calls that begin steps."""
+"""Hooks of all modules: every call's inputs and outputs, named and put into scopes; the calls that begin steps.
+
+At level launch a layer's inputs (the parameters that it uses, and its grad_output, among them) are left out where they lie on
+a GPU: they are no place where a difference counts, and each buffer of each launch that made or reads them is digested
+anyway. Outputs and gradients are places where one counts, whatever becomes of it later, so these are recorded at every
+level. It is a matter of the level alone, whatever was seen of the launches, so that two runs of one level leave out the
+same."""
 import sys
 import threading
 
@@ -97,19 +103,30 @@ def _enter(thread, stack, module, args, caller, layer, outer, flags=0):
 
 
 def _record_inputs(call, frame, flags, module, args, kwargs):
+    layer = call.layer
+    parameters = None
+    if not flags and layer.used_in != _calls_of_roots and module._parameters:
+        layer.used_in = _calls_of_roots
+        parameters = module._parameters
     if not kwargs and len(args) == 1 and type(args[0]) is Tensor:
         inputs = (("input", args[0]),)
-        if not native.tensor(frame, INPUT, "input", args[0], flags):
+        if names.lean and args[0].is_cuda:
+            pass
+        elif parameters is not None and not names.lean and names.are_plain(parameters):
+            unreadable = native.tensors(frame, INPUT, ("input", *parameters), (args[0], *parameters.values()))
+            parameters = None
+            if unreadable and unreadable[0] == 0:
+                names.unread(args[0])
+        elif not native.tensor(frame, INPUT, "input", args[0], flags):
             names.unread(args[0])
     else:
         inputs = []
         flatten_call(args, kwargs, "input", inputs)
         for name, tensor in inputs:
-            put(frame, INPUT, name, tensor, flags)
-    layer = call.layer
-    if not flags and layer.used_in != _calls_of_roots and module._parameters:
-        layer.used_in = _calls_of_roots
-        _record_parameters(frame, module._parameters)
+            if not (names.lean and tensor.is_cuda):
+                put(frame, INPUT, name, tensor, flags)
+    if parameters is not None:
+        _record_parameters(frame, parameters)
     if is_grad_enabled():
         call.edges = backward.input_edges(inputs)
         call.oldest = backward.sequence_number()
@@ -118,6 +135,10 @@ def _record_inputs(call, frame, flags, module, args, kwargs):
 def _record_parameters(frame, parameters):
     """As the layer uses them: what changed since the optimizer wrote them shows. What cannot be read is left out: None,
     and a shard, which is not what the layer uses either."""
+    if names.lean:
+        parameters = {name: p for name, p in parameters.items() if p is not None and not p.is_cuda}
+        if not parameters:
+            return
     native.tensors(frame, INPUT, parameters, parameters.values())
 
 

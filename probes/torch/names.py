@@ -52,6 +52,7 @@ _taken = {}        # class name -> numbers of trees in use
 _unprefixed = []   # id of the root without prefix
 _join = {}
 _kinds = {}
+lean = False       # launches are recorded: what layers are handed on a GPU is left to them (layers.py)
 specials = {}      # type of a tensor -> function(frame, role, name, tensor, flags), as parallel.py has for shards
 _said = set()
 
@@ -261,6 +262,14 @@ def flatten_call(args, kwargs, name, into):
 _plain = (Tensor, Parameter)
 
 
+def are_plain(parameters):
+    """Of a module's table: none has a way of its own to be recorded."""
+    for parameter in parameters.values():
+        if parameter is not None and type(parameter) not in _plain:
+            return False
+    return True
+
+
 def put(frame, role, name, tensor, flags=0):
     """Records one tensor of any kind."""
     special = specials.get(type(tensor)) if type(tensor) not in _plain else None
@@ -291,3 +300,27 @@ def put_all(frame, role, names, tensors, flags=0):
         return
     for place in native.tensors(frame, role, names, tensors, flags) or ():
         unread(tensors[place], role)
+
+
+class Many:
+    """Tensors that there are at one moment, in their order: few calls, and few launches, record them. flush() before anything
+    that they must come before, and before the host's code goes on."""
+
+    __slots__ = ("entries",)
+
+    def __init__(self):
+        self.entries = []
+
+    def add(self, frame, role, name, tensor):
+        if type(tensor) in _plain:
+            self.entries.append((frame, role, name, tensor))
+        else:  # it may have a way of its own to be recorded
+            self.flush()
+            put(frame, role, name, tensor)
+
+    def flush(self):
+        if self.entries:
+            frames, roles, names, tensors = zip(*self.entries)
+            self.entries = []
+            for place in native.tensors_at(frames, roles, names, tensors) or ():
+                unread(tensors[place], roles[place])

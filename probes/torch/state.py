@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import _native as native
 from . import backward, names
-from .names import GRADIENT, LOAD, OPTIMIZER, OPTIMIZER_STATE, OTHER, PARAMETER, RNG, SCALAR, STATE, join, put, put_all
+from .names import GRADIENT, LOAD, OPTIMIZER, OPTIMIZER_STATE, OTHER, PARAMETER, RNG, SCALAR, STATE, Many, join, put
 
 optimizers = []    # weak references, in the order in which they were made
 _frames = {}
@@ -89,26 +89,28 @@ def facts():
 
 
 def record_load():
+    many = Many()
     for tree in list(names.trees.values()):
         if tree.trains:
             for layer in tree.children:
-                _record_held(layer, frame(LOAD, layer.name), ())
+                _add_held(many, layer, LOAD, ())
     for optimizer in living():
-        _record_state(optimizer, LOAD)
+        _add_state(many, optimizer, LOAD, _by_layer(optimizer))
+    many.flush()
 
 
-def _record_held(layer, where, without):
+def _add_held(many, layer, phase, without):
     """A module's own parameters, but those with an id in `without` and those of an earlier module, and its buffers."""
     module = layer.reference()
-    if module is None:
+    if module is None or not (module._parameters or module._buffers):
         return
-    own = [(n, p) for n, p in module._parameters.items()
-           if p is not None and id(p) not in without and owners.get(id(p), (None, ""))[0] is layer]
-    if own:
-        put_all(where, PARAMETER, *zip(*own))
-    buffers = [(n, b) for n, b in module._buffers.items() if b is not None]
-    if buffers:
-        put_all(where, OTHER, *zip(*buffers))
+    where = frame(phase, layer.name)
+    for name, parameter in module._parameters.items():
+        if parameter is not None and id(parameter) not in without and owners.get(id(parameter), (None,))[0] is layer:
+            many.add(where, PARAMETER, name, parameter)
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            many.add(where, OTHER, name, buffer)
 
 
 def record_generators():
@@ -207,37 +209,49 @@ def _record_value(where, role, name, value):
 
 
 def record_gradients(optimizer):
+    many = Many()
     for path, own, parameters in _by_layer(optimizer):
-        pairs = [(join(n, "grad"), p.grad) for n, p in zip(own, parameters) if p.grad is not None]
-        if pairs:
-            put_all(frame(OPTIMIZER, path), GRADIENT, *zip(*pairs))
+        where = frame(OPTIMIZER, path)
+        for name, parameter in zip(own, parameters):
+            gradient = parameter.grad
+            if gradient is not None:
+                many.add(where, GRADIENT, join(name, "grad"), gradient)
+    many.flush()
 
 
 def record_updated(optimizer):
-    for path, own, parameters in _by_layer(optimizer):
-        put_all(frame(OPTIMIZER, path), PARAMETER, tuple(own), tuple(parameters))
-    _record_state(optimizer, OPTIMIZER)
+    many = Many()
+    by_layer = _by_layer(optimizer)
+    for path, own, parameters in by_layer:
+        where = frame(OPTIMIZER, path)
+        for name, parameter in zip(own, parameters):
+            many.add(where, PARAMETER, name, parameter)
+    _add_state(many, optimizer, OPTIMIZER, by_layer)
+    many.flush()
 
 
-def _record_state(optimizer, phase):
+def _add_state(many, optimizer, phase, by_layer):
     states = optimizer.state
-    for path, own, parameters in _by_layer(optimizer):
+    for path, own, parameters in by_layer:
         where = frame(phase, path)
-        flat = []
+        held = []
         for name, parameter in zip(own, parameters):
             state = states.get(parameter)
             for key, value in state.items() if isinstance(state, dict) else ():
                 if isinstance(value, Tensor):
-                    flat.append((join(name, key), value))
+                    held.append((join(name, key), value))
                 else:
+                    many.flush()
                     _record_value(where, OPTIMIZER_STATE, join(name, key), value)
-        if flat:
-            put_all(where, OPTIMIZER_STATE, *zip(*flat))
+        for name, value in held:
+            many.add(where, OPTIMIZER_STATE, name, value)
 
 
 def record_rest():
     """Parameters that no optimizer updates, and buffers."""
+    many = Many()
     updated = {id(p) for o in living() for group in o.param_groups for p in group["params"]}
     for tree in list(names.trees.values()):
         for layer in tree.children if tree.trains else ():
-            _record_held(layer, frame(OPTIMIZER, layer.name), updated)
+            _add_held(many, layer, OPTIMIZER, updated)
+    many.flush()

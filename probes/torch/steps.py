@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from . import _native as native
-from . import backward, state
+from . import backward, names, state
 from .names import BATCH, DATA, OPTIMIZER, SCALAR, failed, flatten_call, limit_once, put
 
 listening = True   # hooks have something to do in this process
 opened = False     # the step base is settled: records may be made
 deep = native.LEVEL >= 1
+names.lean = native.LEVEL >= 2
 
 on_optimizer = []  # functions called when an optimizer begins to step
 _lock = threading.RLock()
@@ -74,6 +75,7 @@ def training_forward(args, kwargs):
 def begin():
     global opened, deep
     deep = native.LEVEL >= 1
+    names.lean = native.LEVEL >= 2
     first = not opened
     if first:
         _Step.number, base = state.base()

@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -228,6 +229,79 @@ Launch pieces_launch(Bench& bench, const std::vector<size_t>& sizes, size_t stri
   };
 }
 
+// What a step of an 8-layer GPT (d = 1024, 50,257 words, bf16) leaves to be looked at: parameters and two moments of each.
+std::vector<size_t> gpt_state() {
+  constexpr size_t kWide = 1024, kBf16 = 2;
+  std::vector<size_t> sizes;
+  for (int kind = 0; kind < 3; ++kind) {
+    sizes.push_back(50'257 * kWide * kBf16);
+    for (int layer = 0; layer < 8; ++layer) {
+      for (const size_t width : {3 * kWide, kWide, 4 * kWide}) {
+        sizes.push_back(width * kWide * kBf16);
+        sizes.push_back(width * kBf16);
+      }
+      sizes.push_back(4 * kWide * kWide * kBf16);
+      for (int vector = 0; vector < 5; ++vector) sizes.push_back(kWide * kBf16);
+    }
+    for (int vector = 0; vector < 2; ++vector) sizes.push_back(kWide * kBf16);
+  }
+  return sizes;
+}
+
+// Each as plan_digest has it.
+std::vector<DigestLaunch> singles_of(const Bench& bench, const std::vector<size_t>& sizes) {
+  std::vector<DigestLaunch> singles;
+  size_t offset = 0;
+  for (const size_t size : sizes) {
+    singles.push_back(plan_digest_bytes(bench.data() + offset, size, DType::bf16, 0, bench.target(singles.size()),
+                                        bench.multiprocessors()));
+    offset += (size + 511) / 512 * 512;
+  }
+  return singles;
+}
+
+// Microseconds of the host's until all are launched, of the best of several rounds.
+double host_us(const Launch& launch) {
+  double best = 1e9;
+  for (int round = 0; round < 20; ++round) {
+    OK(cudaDeviceSynchronize());
+    const auto begin = std::chrono::steady_clock::now();
+    launch(0, nullptr);
+    const std::chrono::duration<double, std::micro> spent = std::chrono::steady_clock::now() - begin;
+    best = std::min(best, spent.count());
+  }
+  OK(cudaDeviceSynchronize());
+  return best;
+}
+
+void bench_tensors(Bench& bench, const std::string& name, const std::vector<size_t>& sizes, double goal) {
+  if (!bench.wanted(name)) return;
+  const std::vector<DigestLaunch> singles = singles_of(bench, sizes);
+  std::vector<DigestFlat> runs;
+  size_t bytes = 0;
+  for (const DigestLaunch& single : singles) runs.push_back(single.flat);
+  for (const size_t size : sizes) bytes += size;
+  const Launch together = [&](int, cudaStream_t stream) {
+    DigestTensorsLaunch launch;
+    for (size_t done = 0; done < runs.size();) {
+      done += plan_digest_tensors(&runs[done], runs.size() - done, bench.multiprocessors(), &launch);
+      OK(launch_digest(launch, stream));
+    }
+  };
+  const Launch alone = [&](int, cudaStream_t stream) {
+    for (DigestLaunch single : singles) OK(launch_digest(single, stream));
+  };
+  bench.ratio(name, "together", together, bytes, goal);
+  bench.ratio(name + "_alone", "one by one", alone, bytes, 0);
+  const std::vector<double> us = bench.medians({together, alone}, 4);
+  std::printf("rate %s: %zu tensors, %.1f MB: %.1f us together, %.1f us one by one on the device\n", name.c_str(),
+              sizes.size(), static_cast<double>(bytes) / 1e6, us[0], us[1]);
+  const auto count = static_cast<double>(sizes.size());
+  const double together_us = host_us(together) / count, alone_us = host_us(alone) / count;
+  bench.report(name + "_host_us_a_tensor", together_us, 0.5, together_us <= 0.5);
+  bench.report(name + "_alone_host_us_a_tensor", alone_us, 0, true);
+}
+
 // What follows a launch of the program: its buffers lie in L2, or did not stay there.
 void bench_pieces(Bench& bench) {
   constexpr size_t kKiB = 1 << 10;
@@ -361,6 +435,8 @@ int main(int argc, char** argv) {
   }
   bench.fill(DType::bf16);
   bench_batch(bench);
+  bench_tensors(bench, "digest_gpu_gpt_state", gpt_state(), 0.8);
+  bench_tensors(bench, "digest_gpu_300_small_tensors", std::vector<size_t>(300, 4096), 0);
   bench_pieces(bench);
   bench_graph_nodes(bench);
   bench_views(bench);

@@ -8,6 +8,7 @@
 
 #include "kernels/digest_flush.h"
 #include "kernels/digest_pieces.h"
+#include "kernels/digest_tensors.h"
 #include "lib/digest_raw.h"
 #include "tests/fakes/fake_cuda_memory.h"
 
@@ -175,6 +176,24 @@ void run_pieces(const FakeKernelCall* call, void*) {
   }
 }
 
+template <int kCapacity>
+void run_tensors(const FakeKernelCall* call, void*) {
+  const auto& tensors = params_of<DigestTensors<kCapacity>>(call);
+  for (int i = 0; i < kCapacity && tensors.first_block[i] != tensors.kNoBlock; ++i) {
+    const DigestTensor& tensor = tensors.tensor[i];
+    DigestFlat run = {};
+    run.data = tensor.data;
+    run.size_bytes = tensor.size_bytes;
+    run.first_byte = tensor.first_byte;
+    run.target.slot = tensor.slot;
+    run.target.scratch = tensor.scratch;
+    run.target.ticket = tensor.ticket;
+    RawDigest raw;
+    add_run(run, raw);
+    answer(run.target, raw);
+  }
+}
+
 void run_flush(const FakeKernelCall* call, void*) {
   const auto& flush = params_of<DigestFlush>(call);
   for (uint32_t i = 0; i < flush.count; ++i) {
@@ -192,6 +211,8 @@ KernelDefinition definition(int number) {
   if (number == kDigestPiecesKernel) return made(run_pieces<4>, sizeof(DigestPieces<4>));
   if (number == kDigestPiecesKernel + 1) return made(run_pieces<16>, sizeof(DigestPieces<16>));
   if (number == kDigestPiecesKernel + 2) return made(run_pieces<48>, sizeof(DigestPieces<48>));
+  if (number == kDigestTensorsKernel) return made(run_tensors<kFewTensors>, sizeof(DigestTensors<kFewTensors>));
+  if (number == kDigestTensorsKernel + 1) return made(run_tensors<kMostTensors>, sizeof(DigestTensors<kMostTensors>));
   return made(run_flush, sizeof(DigestFlush));
 }
 
