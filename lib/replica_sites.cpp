@@ -9,8 +9,9 @@ namespace forkpoint {
 namespace {
 
 // Values that a training keeps alike on its replicas between steps, and what collectives leave alike. Not a layer's
-// inputs, which are of each rank's own batch, nor gradients before they are reduced, nor generators.
-bool is_compared(const Site& site) {
+// inputs, which are of each rank's own batch, nor gradients before they are reduced, nor generators. masked: names say
+// nothing, neither which buffers are running statistics nor what a collective does.
+bool is_compared(const Site& site, bool masked) {
   if (site.kind == Kind::collective) return site.role == Role::output && leaves_replicas(site.op);
   const bool between = site.phase == Phase::load || site.phase == Phase::optimizer || site.phase == Phase::state;
   if (!between) return false;
@@ -21,7 +22,7 @@ bool is_compared(const Site& site) {
     case Role::gradient:
       return site.phase != Phase::load;  // as the optimizer consumes it
     case Role::other: {  // buffers; running statistics are of each rank's own batches until they are sent around
-      return site.kind == Kind::tensor && site.tensor.find("running_") == std::string::npos;
+      return !masked && site.kind == Kind::tensor && site.tensor.find("running_") == std::string::npos;
     }
     default:
       return false;
@@ -60,7 +61,7 @@ ReplicaSites replica_sites(const Run& run) {
     sites.of_stream.emplace_back(stream.sites().size(), kNoRow);
     for (uint32_t id = 0; id < stream.sites().size(); ++id) {
       const Site& site = stream.sites()[id];
-      if (!is_compared(site)) continue;
+      if (!is_compared(site, run.manifest().names_masked)) continue;
       const Digest& key = stream.site_keys()[id];
       const auto [at, fresh] = numbers.try_emplace({key.a, key.b}, static_cast<uint32_t>(sites.entries.size()));
       sites.of_stream[s][id] = at->second;

@@ -170,6 +170,11 @@ void fill_coverage(const Run& run, const ReplicaScan& scan, const ReplicaGroups&
   for (const std::string& text : left_out_of(run)) {
     if (!text.starts_with("no layer's")) coverage->limits.push_back(text);  // layers' values are no replicas
   }
+  if (run.manifest().names_masked) {
+    coverage->limits.push_back(
+        "names are masked: which buffers and which collectives' outputs are replicas is not known, "
+        "and they were not compared");
+  }
   if (!groups.stage_note().empty()) coverage->limits.push_back(groups.stage_note());
   add_few(judgements.not_meant, "tensor", &coverage->limits);
   if (scan.recompute.unmatched > 0) {

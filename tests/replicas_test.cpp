@@ -31,12 +31,13 @@ class PlacedRun {
     Role role = Role::parameter;
     std::function<Value(int rank, int64_t step)> value_of;
   };
+  bool masked = false;
   Verdict compare(const std::vector<Tensor>& tensors, int64_t steps = 3, bool prologue = true) const {
     const TemporaryFolder folder;
     const std::string directory = folder / "run";
     Manifest manifest;
     manifest.state = RunState::whole, manifest.world_size = static_cast<int>(facts_.size());
-    manifest.step_base = "step(n)";
+    manifest.step_base = "step(n)", manifest.names_masked = masked;
     create_run(directory, manifest);
     for (size_t rank = 0; rank < facts_.size(); ++rank)
       write(directory, static_cast<int>(rank), tensors, steps, prologue);
@@ -326,6 +327,18 @@ TEST_CASE("a recompute mismatch is a finding of its own") {
   CHECK(headline(verdict) == "recompute mismatch at step 3, rank 0, forward, blocks.2.dropout: output");
   CHECK(verdict.outcome == Outcome::diverged);
   CHECK(verdict.cause.cls == "rng_state");
+}
+
+TEST_CASE("where names are masked, running statistics are not taken for replicas, and the verdict says so") {
+  PlacedRun run(data_parallel(2));
+  run.masked = true;
+  const auto alike = [](int, int64_t step) { return value(seed_of(step)); };
+  const auto of_each = [](int rank, int64_t step) { return value(seed_of(step, step == kPrologueStep ? 0 : rank)); };
+  const Verdict verdict =
+      run.compare({{"~01", "~0a", Role::parameter, alike}, {"~02", "~0b", Role::other, of_each}});
+  CHECK_MESSAGE(verdict.outcome == Outcome::identical, dump(verdict));
+  CHECK(std::any_of(verdict.coverage.limits.begin(), verdict.coverage.limits.end(),
+                    [](const std::string& text) { return text.starts_with("names are masked"); }));
 }
 
 }  // namespace forkpoint

@@ -26,6 +26,7 @@ class _Thread(threading.local):
     def __init__(self):
         self.stack = []     # a _Call for each module whose forward is open
         self.on = False     # values are recorded in this call of a root
+        self.used = set()   # layers whose parameters were recorded as inputs in it
 
 
 class _Call:
@@ -41,7 +42,6 @@ class _Call:
 
 
 _thread = _Thread()
-_calls_of_roots = 0
 
 
 def _keywords(caller):
@@ -65,7 +65,6 @@ def before(module, args):
 
 
 def _enter_root(thread, stack, module, args, caller):
-    global _calls_of_roots
     if not native.active():
         return
     layer = layers.get(id(module)) or names.name_tree(module)
@@ -76,7 +75,7 @@ def _enter_root(thread, stack, module, args, caller):
         flags = EVAL
     elif transform() is None and tracing_state() is None and steps.trains(layer.tree):
         steps.training_forward(args, _keywords(caller))
-    _calls_of_roots += 1
+    thread.used.clear()
     thread.on = steps.opened and native.wanted()
     if steps.deep:
         _enter(thread, stack, module, args, caller, layer, None, flags)
@@ -105,8 +104,8 @@ def _enter(thread, stack, module, args, caller, layer, outer, flags=0):
 def _record_inputs(call, frame, flags, module, args, kwargs):
     layer = call.layer
     parameters = None
-    if not flags and layer.used_in != _calls_of_roots and module._parameters:
-        layer.used_in = _calls_of_roots
+    if not flags and module._parameters and layer not in _thread.used:
+        _thread.used.add(layer)
         parameters = module._parameters
     if not kwargs and len(args) == 1 and type(args[0]) is Tensor:
         inputs = (("input", args[0]),)

@@ -21,7 +21,7 @@ _MOST_VALUES, _MOST_DEPTH, _MOST_NAMES = 1024, 12, 65536
 class Layer:
     """One module: its name and the interned frames of its phases (forward by flags: training, eval, recompute)."""
 
-    __slots__ = ("name", "reference", "forward", "backward", "is_leaf", "tree", "used_in")
+    __slots__ = ("name", "reference", "forward", "backward", "is_leaf", "tree")
 
     def __init__(self, name, reference, is_leaf):
         self.name = name
@@ -30,7 +30,6 @@ class Layer:
         self.backward = native.frame(BACKWARD, name)
         self.is_leaf = is_leaf
         self.tree = None  # the Tree that it belongs to
-        self.used_in = 0  # the last call of a root in which its parameters were recorded as inputs
 
 
 class Tree:
@@ -40,7 +39,7 @@ class Tree:
 
     def __init__(self, root):
         self.root = root      # weak
-        self.children = []    # (Layer, weak module), in the order of named_modules
+        self.children = {}    # id of a module that lives -> Layer, in the order of named_modules
         self.trains = False   # it holds a parameter that wants a gradient
         self.extra = {}       # how many modules outside the tree were called under each name
 
@@ -116,7 +115,9 @@ def _topmost(module):
 
 
 def _forget_layer(key):
-    layers.pop(key, None)
+    layer = layers.pop(key, None)
+    if layer is not None and layer.tree is not None:  # forward() may make modules at each call: none of them stays
+        layer.tree.children.pop(key, None)
 
 
 def _forget_tree(key):
@@ -131,8 +132,7 @@ def _know(module, name, tree):
     key = id(module)
     layer = Layer(name, weakref.ref(module, lambda _, key=key: _forget_layer(key)), not module._modules)
     layer.tree = tree
-    layers[key] = layer
-    tree.children.append(layer)
+    layers[key] = tree.children[key] = layer
     return layer
 
 

@@ -2,10 +2,12 @@
 import functools
 import random
 import sys
+import types
 from array import array
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy  # it gets its shape in the first forward
 
 from . import _native as native
 from . import backward, names
@@ -26,7 +28,7 @@ def frame(phase, layer=""):
 
 def own(tree, deep):
     """Which layer each parameter belongs to; a gradient's hook for each that lacks one."""
-    for layer in tree.children:
+    for layer in list(tree.children.values()):
         module = layer.reference()
         if module is None:
             continue
@@ -34,12 +36,28 @@ def own(tree, deep):
             if parameter is None or id(parameter) in owners:
                 continue
             owners[id(parameter)] = layer, name
-            if deep and parameter.requires_grad and parameter.is_leaf:
+            if deep and parameter.requires_grad and not is_lazy(parameter) and parameter.is_leaf:
                 backward.watch_parameter(parameter, layer, name)
+
+
+def _find_parts():
+    """A part that was called by itself before the whole was made is a tree of its own; it trains with the whole."""
+    idle = []
+    for tree in list(names.trees.values()):
+        root = tree.root() if not tree.trains else None
+        if root is not None and next(root.parameters(), next(root.buffers(), None)) is not None:
+            idle.append((tree, root))
+    if not idle:
+        return
+    roots = [tree.root() for tree in list(names.trees.values()) if tree.trains]
+    training = {id(module) for root in roots if root is not None for module in root.modules()}
+    for tree, root in idle:
+        tree.trains = id(root) in training
 
 
 def own_all(deep):
     owners.clear()
+    _find_parts()
     for tree in list(names.trees.values()):
         if tree.trains:
             own(tree, deep)
@@ -92,7 +110,7 @@ def record_load():
     many = Many()
     for tree in list(names.trees.values()):
         if tree.trains:
-            for layer in tree.children:
+            for layer in list(tree.children.values()):
                 _add_held(many, layer, LOAD, ())
     for optimizer in living():
         _add_state(many, optimizer, LOAD, _by_layer(optimizer))
@@ -106,10 +124,11 @@ def _add_held(many, layer, phase, without):
         return
     where = frame(phase, layer.name)
     for name, parameter in module._parameters.items():
-        if parameter is not None and id(parameter) not in without and owners.get(id(parameter), (None,))[0] is layer:
+        if (parameter is not None and not is_lazy(parameter) and id(parameter) not in without
+                and owners.get(id(parameter), (None,))[0] is layer):
             many.add(where, PARAMETER, name, parameter)
     for name, buffer in module._buffers.items():
-        if buffer is not None:
+        if buffer is not None and not is_lazy(buffer):
             many.add(where, OTHER, name, buffer)
 
 
@@ -140,21 +159,35 @@ def watch_seeds(module):
     for name in ("seed", "setstate", "set_state"):
         original = getattr(module, name, None)
         if original is not None:
-            setattr(module, name, _seeding(original, module.__name__))
+            setattr(module, name, _Seeding(original, module.__name__))
 
 
 _watched = set()
 
 
-def _seeding(original, module):
-    @functools.wraps(original)
-    def seed(*args, **kwargs):
+class _Seeding:
+    """In place of a function that seeds a generator. It passes for that: copies and pickles are those of the function
+    itself (a loader sends its worker_init_fn to its workers)."""
+
+    def __init__(self, original, module):
+        self.__dict__.update(__wrapped__=original, _module=module)
+        functools.update_wrapper(self, original)
+
+    def __call__(self, *args, **kwargs):
         # torch puts back what it has saved (dynamo, around each frame that it compiles): nobody was seeded by that.
         if not sys._getframe(1).f_globals.get("__name__", "").startswith("torch."):
-            _seeded.add(module)
-        return original(*args, **kwargs)
+            _seeded.add(self._module)
+        return self.__wrapped__(*args, **kwargs)
 
-    return seed
+    def __getattr__(self, name):
+        return getattr(self.__wrapped__, name)
+
+    def __repr__(self):
+        return repr(self.__wrapped__)
+
+    def __reduce_ex__(self, protocol):
+        original = self.__wrapped__.__reduce_ex__(protocol)
+        return self.__name__ if isinstance(original, str) else original
 
 
 def label_of(optimizer):
@@ -201,11 +234,33 @@ def _record_value(where, role, name, value):
     if isinstance(value, Tensor):
         put(where, role, name, value)
     elif isinstance(value, (int, float)):
-        native.scalar(where, role, name, float(value))
+        if isinstance(value, int) and abs(value) > 2**53:  # as a float it would be its neighbours too
+            native.state(where, role, name, str(int(value)).encode())
+        else:
+            native.scalar(where, role, name, float(value))
     elif isinstance(value, (tuple, list, dict)):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, item in items:
             _record_value(where, role, join(name, key), item)
+    elif value is not None:
+        _record_other(where, role, name, value)
+
+
+def _record_other(where, role, name, value):
+    """What is neither a tensor nor a number: by the text or the bytes that it stands for."""
+    numpy = sys.modules.get("numpy")
+    if isinstance(value, (str, complex, torch.dtype, torch.device)):
+        native.state(where, role, name, str(value).encode(errors="surrogatepass"))
+    elif isinstance(value, (bytes, bytearray)):
+        native.state(where, role, name, value)
+    elif numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)) and not value.dtype.hasobject:
+        native.state(where, role, name, repr((value.shape, value.dtype.str)).encode() + value.tobytes())
+    elif isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type)):
+        pass
+    elif role == OPTIMIZER_STATE:
+        names.unread(value, role)
+    else:
+        names.limit_once("values of this type in an optimizer's groups are not looked into", type(value).__name__)
 
 
 def record_gradients(optimizer):
@@ -245,13 +300,17 @@ def _add_state(many, optimizer, phase, by_layer):
                     _record_value(where, OPTIMIZER_STATE, join(name, key), value)
         for name, value in held:
             many.add(where, OPTIMIZER_STATE, name, value)
+    many.flush()
+    for key, value in states.items():
+        if not isinstance(key, Tensor):  # of no parameter
+            _record_value(frame(phase), OPTIMIZER_STATE, "%sstate.%s" % (label_of(optimizer), key), value)
 
 
-def record_rest():
-    """Parameters that no optimizer updates, and buffers."""
+def record_rest(stepped):
+    """Parameters that none of the optimizers that stepped updates, and buffers. stepped: their ids."""
     many = Many()
-    updated = {id(p) for o in living() for group in o.param_groups for p in group["params"]}
+    updated = {id(p) for o in living() if id(o) in stepped for group in o.param_groups for p in group["params"]}
     for tree in list(names.trees.values()):
-        for layer in tree.children if tree.trains else ():
+        for layer in list(tree.children.values()) if tree.trains else ():
             _add_held(many, layer, OPTIMIZER, updated)
     many.flush()

@@ -36,6 +36,7 @@ class _Step:
     closer = None        # weak: the optimizer that ends steps
     running = []         # optimizers whose step() is open, the outermost first
     others = []          # ids of those that stepped since the closer did, once a step
+    recorded = set()     # ids of those whose parameters this step holds
     in_scaler = False
     own = True           # False: no optimizer of torch's, so no steps
 
@@ -92,6 +93,7 @@ def begin():
     native.begin_step(_Step.number, _first_base[0])
     _Step.is_open, _Step.is_over, _Step.micro = True, False, 0
     _Step.serial, _Step.has_batch = _Step.serial + 1, False
+    _Step.recorded.clear()
     if native.wanted():
         state.record_generators()
 
@@ -101,14 +103,16 @@ _first_base = [""]
 
 def end():
     if native.wanted():
-        state.record_rest()
+        state.record_rest(_Step.recorded)
     native.end_step()
     _Step.is_open = _Step.is_over = False
 
 
 def on_loss():
+    global opened
+    if not listening or not native.active():  # in a forked child the lock may be held by a thread that is not there
+        return
     with _lock:
-        global opened
         if not _Step.is_open:
             if state.living():
                 begin()
@@ -162,6 +166,7 @@ def after_optimizer(optimizer, args, kwargs):
                 state.record_scalars(optimizer)
                 state.record_gradients(optimizer)
             state.record_updated(optimizer)
+            _Step.recorded.add(id(optimizer))
         _Step.stepped = optimizer
         if not _Step.running and not _Step.in_scaler:
             _stepped(optimizer)
@@ -219,6 +224,7 @@ def _after_scaler(scaler, optimizer):
                 state.record_scalars(optimizer)
                 state.record_gradients(optimizer)
                 state.record_updated(optimizer)
+                _Step.recorded.add(id(optimizer))
         _stepped(optimizer)
     except Exception as error:
         failed("a hook of a GradScaler", error)

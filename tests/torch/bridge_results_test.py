@@ -5,7 +5,8 @@ from bridge_driver import FORKPOINT, PROGRAMS, alone, record, run
 
 CASES = """nested views_and_in_place shared_and_stray own_function double_backward retain_graph frozen_and_unused
 parameter_replaced autocast transforms jit scaler lbfgs no_module copies many_models exceptions threads compiled
-compiled_part own_optimizer""".split()
+compiled_part own_optimizer modules_made_in_forward
+lazy_modules seeding_functions""".split()
 OTHERS = [("bridge_gpt.py", "--steps", "3"), ("bridge_gan.py",), ("bridge_checkpoint.py", "reentrant"),
           ("bridge_checkpoint.py", "nonreentrant")]
 

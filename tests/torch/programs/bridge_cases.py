@@ -123,6 +123,42 @@ def shared_and_stray():
 
 
 @case
+def modules_made_in_forward():
+    class Fresh(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return nn.Softmax(dim=1)(nn.Sequential(nn.Tanh())(self.fc(x)))
+
+    model = Fresh()
+    fit(model, steps=40)
+    names = sys.modules.get("_forkpoint_bridge.names")
+    known = [len(tree.children) for tree in names.trees.values()] if names else [2]
+    assert max(known) <= 5, f"modules that are gone are listed: {known}, expected the model's two and the last ones"
+
+
+@case
+def lazy_modules():
+    model = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.Tanh(), nn.LazyLinear(2))
+    fit(model, torch.optim.Adam(model.parameters()))
+
+
+@case
+def seeding_functions():
+    import numpy
+
+    model = Net()
+    loader = torch.utils.data.DataLoader(torch.randn(6, 4), 3, num_workers=1, multiprocessing_context="spawn",
+                                         worker_init_fn=random.seed)
+    fit(model, steps=1, batch=lambda: next(iter(loader)))
+    for function in random.seed, random.setstate, numpy.random.seed, numpy.random.set_state:
+        assert callable(pickle.loads(pickle.dumps(function))) and callable(copy.deepcopy(function))
+        print(function.__name__, function.__doc__, flush=True)
+
+
+@case
 def own_function():
     class Double(torch.autograd.Function):
         @staticmethod

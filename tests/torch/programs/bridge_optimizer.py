@@ -1,0 +1,52 @@
+"""An optimizer that keeps other things than tensors and numbers: bridge_optimizer.py [CHANGE]. CHANGE names what is
+another from step 2 on; the weights do not depend on it. `unreadable`: it keeps an object that nobody can look into."""
+import sys
+
+import numpy
+import torch
+from torch import nn
+
+
+class Keeper(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1, "mode": "plain", "seed": 2**60, "norm": torch.norm, "none": None})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state.setdefault("array", numpy.zeros(3))
+                kinds = {"dtype": torch.float32, "bytes": b"ab", "scalar": numpy.float32(1), "complex": 1j}
+                state.setdefault("kinds", kinds)
+                parameter -= group["lr"] * parameter.grad
+        self.state.setdefault("shared", {"count": 0})["count"] += 1
+
+
+def change(optimizer, parameter, what):
+    group, state = optimizer.param_groups[0], optimizer.state[parameter]
+    if what == "mode":
+        group["mode"] = "other"
+    elif what == "seed":
+        group["seed"] += 1
+    elif what == "array":
+        state["array"][1] = 1
+    elif what == "shared":
+        optimizer.state["shared"]["count"] += 1
+    elif what in state["kinds"]:
+        others = {"dtype": torch.float64, "bytes": b"ac", "scalar": numpy.float32(2), "complex": 2j}
+        state["kinds"][what] = others[what]
+    elif what == "unreadable":
+        state["object"] = object()
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = Keeper(model.parameters())
+    for step in range(4):
+        if step == 2:
+            change(optimizer, model.weight, sys.argv[1] if len(sys.argv) > 1 else "")
+        optimizer.zero_grad()
+        model(torch.randn(5, 4)).square().mean().backward()
+        optimizer.step()
