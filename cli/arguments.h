@@ -77,6 +77,7 @@ struct StepRange {
 StepRange parse_steps(std::string_view text, std::string_view option = "--steps");
 std::vector<int> parse_ranks(std::string_view text, std::string_view option = "--ranks");  // sorted, unique
 std::string parse_launch(std::string_view text);  // of --launch: "7:1234", checked
+std::string parse_operands(std::string_view text, std::string_view option);  // "step=7;layer=blocks.3", as kSave has it
 int64_t parse_count(std::string_view text, std::string_view option, int64_t least);
 uint64_t parse_size_bytes(std::string_view text, std::string_view option);  // "500M", "2GiB", "1000000"
 

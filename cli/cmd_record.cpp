@@ -78,6 +78,10 @@ RecordingRequest request_from(const Arguments& arguments) {
   request.step_on = arguments.value("step-on");
   if (request.step_on) check_step_on(*request.step_on);
   read_launch_options(arguments, &request);
+  if (const auto text = arguments.value("save-operands")) request.save = parse_operands(*text, "--save-operands");
+  if (request.save && request.mask_names) {
+    throw UsageError("record: --save-operands and --mask-names exclude each other: values would leave with the run.");
+  }
   request.command = arguments.command();
   request.run_directory = arguments.value("output").value_or("");
   if (arguments.has("output") && request.run_directory.empty()) throw UsageError("record: --output is empty.");
@@ -220,6 +224,8 @@ const Verb& record_verb() {
                   {"inputs", 0, "", "launch level: digests right before each launch too"},
                   {"launch", 0, "STEP:INDEX", "launch level: the launch that --retry repeats (STEP -1: before the first)"},
                   {"retry", 0, "N", "launch level: run that launch N more times from the same inputs"},
+                  {"save-operands", 0, "WHAT",
+                   "keep the values of one op's tensors in RUN/operands: step=N;phase=P;layer=L;op=O, or step=N;launch=INDEX"},
                   {"keep-allocators", 0, "",
                    "launch level: leave PyTorch's and JAX's allocators as they are"},
                   {"certify", 0, "", "launch level: run CMD unhashed as well; did recording change anything?"}},

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 #include <limits>
+#include <regex>
 
 #include "cli/arguments.h"
 
@@ -63,6 +64,14 @@ std::string parse_launch(std::string_view text) {
   const bool before_the_first = text.substr(0, colon) == "-1";
   if ((!before_the_first && !number(text.substr(0, colon))) || colon == text.size() || !number(text.substr(colon + 1))) {
     throw bad("--launch", text, "a step (-1: before the first) and the index of a launch in it, such as 7:1234");
+  }
+  return std::string(text);
+}
+
+std::string parse_operands(std::string_view text, std::string_view option) {
+  static const std::regex form("step=[0-9]{1,18}(;launch=[0-9]{1,18}|(;phase=(load|data|forward|backward|collective|optimizer|state)|;layer=[^;]+|;op=[^;]+)+)");
+  if (!std::regex_match(text.begin(), text.end(), form)) {
+    throw bad(option, text, "'step=N;launch=INDEX' or 'step=N;phase=P;layer=L;op=O', of which one of P, L and O is enough");
   }
   return std::string(text);
 }

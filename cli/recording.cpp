@@ -78,7 +78,7 @@ EnvironmentChanges allocator_changes(const RecordingRequest& request) {
 EnvironmentChanges contract_environment(const RecordingRequest& request, const std::string& probe) {
   using namespace contract;
   EnvironmentChanges changes = allocator_changes(request);
-  for (const char* variable : {kSteps, kRanks, kEvery, kMaxSizeBytes, kMaskNames, kFirstStep, kInputs, kStepOn, kRetry, kLaunch,
+  for (const char* variable : {kSteps, kRanks, kEvery, kMaxSizeBytes, kMaskNames, kFirstStep, kInputs, kStepOn, kRetry, kLaunch, kSave,
                                kSequence}) {
     changes[variable] = std::nullopt;
   }
@@ -98,6 +98,7 @@ EnvironmentChanges contract_environment(const RecordingRequest& request, const s
   if (request.sequence) changes[kSequence] = "1";
   if (request.retry > 0) changes[kRetry] = std::to_string(request.retry);
   if (request.retry_launch) changes[kLaunch] = *request.retry_launch;
+  if (request.save) changes[kSave] = *request.save;
   changes["LD_PRELOAD"] = preload_with(probe, std::getenv("LD_PRELOAD"));
   return changes;
 }

@@ -28,6 +28,7 @@ struct RecordingRequest {
   std::optional<std::string> retry_launch;   // ... STEP:INDEX
   bool fixed_addresses = false;              // what fix_addresses() said
   bool keep_allocators = false;              // leave the frameworks' own allocators as they are
+  std::optional<std::string> save;           // whose operands are saved (lib/probe_contract.h, kSave)
   std::vector<std::string> command;
 };
 

@@ -17,6 +17,8 @@ inline constexpr char kInputs[] = "FORKPOINT_INPUTS";          // 1: launch leve
 inline constexpr char kStepOn[] = "FORKPOINT_STEP_ON";         // regular expression: a kernel or range that begins a step
 inline constexpr char kRetry[] = "FORKPOINT_RETRY";            // how often the launch below is run again
 inline constexpr char kLaunch[] = "FORKPOINT_LAUNCH";          // STEP:INDEX of one launch
+// step=N;launch=INDEX, or step=N and any of ;phase=P ;layer=L ;op=O: whose operands are saved, in RUN/operands. No `;` in a name.
+inline constexpr char kSave[] = "FORKPOINT_SAVE";
 inline constexpr char kSequence[] = "FORKPOINT_SEQUENCE";      // 1: launches without digests, but for what goes to the host
 inline constexpr char kTorch[] = "FORKPOINT_TORCH";            // 0: PyTorch is left alone; default 1
 inline constexpr char kOps[] = "FORKPOINT_OPS";                // layers (globs, by commas) whose framework ops are recorded too

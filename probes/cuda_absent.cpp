@@ -1,5 +1,6 @@
 // The probe built without CUDA: every CUDA tensor becomes a Gap.
 #include "probes/cuda_digest.h"
+#include "probes/operands.h"
 
 namespace forkpoint {
 
@@ -15,5 +16,6 @@ DevicePoll poll_device_slot(const DeviceSlot&, DigestResult*) { return DevicePol
 void release_device_slot(DeviceSlot&, bool) {}
 bool describe_device(const Token&, char*, size_t, char*, size_t) { return false; }
 void forget_devices_in_child() {}
+bool copy_from_device(const Token&, const void*, size_t, CUstream_st*, void*, int* error) { return *error = 0, false; }
 
 }  // namespace forkpoint

@@ -18,7 +18,7 @@ namespace forkpoint {
 #define FORKPOINT_DRIVER_OPTIONAL_FUNCTIONS(X)                                                                          \
   X(cuCtxGetId) X(cuFuncLoad) X(cuStreamGetFlags) X(cuFuncGetParamInfo) X(cuKernelGetParamInfo) X(cuFuncGetName)        \
   X(cuKernelGetName) X(cuStreamGetCaptureInfo) X(cuMemcpyDtoDAsync) X(cuStreamSynchronize) X(cuMemFree)                 \
-  X(cuLaunchKernelEx) X(cuDeviceTotalMem) X(cuMemcpyHtoDAsync)             \
+  X(cuLaunchKernelEx) X(cuDeviceTotalMem) X(cuMemcpyHtoDAsync) X(cuMemcpyDtoHAsync)             \
   X(cuLaunchCooperativeKernel)
 
 struct CudaDriver {

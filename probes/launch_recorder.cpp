@@ -13,6 +13,7 @@
 #include "probes/launch_row.h"
 #include "probes/launch_streams.h"
 #include "probes/nccl_hooks.h"
+#include "probes/operands.h"
 #include "probes/recorder.h"
 
 namespace forkpoint {
@@ -71,6 +72,7 @@ void LaunchRecorder::before_kernel(const Token& token, const CallPlace& place, c
   if (!row.take(2 * count)) return;
   add_pointers(row, block, count, kBufferBefore | (settings_->inputs ? 0 : kBufferNoDigest), false);
   if (settings_->inputs) row.take_digests(0, capture_of(*driver, place.stream));
+  if (settings_->save.is_launch && is_launch_to_save()) save_launch_operands(token, row.packet(), 0, facts->name, place.stream, true);
   retry_save(token, *driver, place, row.packet());
   begin_packet(row.give(), place);
 }
@@ -105,6 +107,9 @@ void LaunchRecorder::after_kernel(const Token& token, const CallPlace& place, co
   }
   add_pointers(row, block, count, settings_->sequence ? kBufferNoDigest : 0, nccls);
   mark_used(block, count, nccls);
+  if (begun && settings_->save.is_launch && is_launch_to_save()) {
+    save_launch_operands(token, row.packet(), first, facts->name, place.stream, false);
+  }
   row.finish(first);
   if (settings_->retry > 0) retry_run(token, *driver, place, call, facts->name);
 }

@@ -60,7 +60,7 @@ class LaunchRecorder {
   const Settings& settings() const { return *settings_; }
 
   // Around the real call: `before` only where it has something to do (needs_before).
-  bool needs_before() const { return settings_->inputs || settings_->retry > 0; }
+  bool needs_before() const { return settings_->inputs || settings_->retry > 0 || settings_->save.is_launch; }
   void before_kernel(const Token& token, const CallPlace& place, const KernelCall& call);
   void after_kernel(const Token& token, const CallPlace& place, const KernelCall& call, bool succeeded);
   // What is read is digested before the copy: once a copy that the host waits for has returned, the source may change at

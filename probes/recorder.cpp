@@ -8,6 +8,7 @@
 #include "probes/cuda_digest.h"
 #include "probes/launch_level.h"
 #include "probes/nccl_hooks.h"
+#include "probes/operands.h"
 #include "probes/os.h"
 #include "probes/step_marks.h"
 #include "probes/torch_bridge.h"
@@ -166,6 +167,7 @@ void Recorder::after_fork_in_child() {
   step_.store(kPrologueStep);
   micro_step_.store(0);
   forget_devices_in_child();
+  save_nothing_in_child();
   next_row_.store(0);
   ended_.store(false);
   launch_level_in_child();

@@ -106,6 +106,9 @@ class Recorder {
   // REQUIRES: names().create() was true. nullptr when there are too many.
   const SiteEntry* launch_site(const Token& token, const Name* kernel);
   void lose_row(Loss loss, int error = 0) { lose(loss, error); }
+  const Settings& settings() const { return *settings_; }
+  int own_rank() const;
+  int32_t micro_step() const { return micro_step_.load(std::memory_order_relaxed); }
   void limit(Limit limit) { limits_.add(limit); }
   NameTables& names() { return names_; }
   int64_t first_step() const { return settings_->first_step >= 0 ? settings_->first_step : 0; }  // of marked steps
@@ -139,7 +142,6 @@ class Recorder {
   Session* session_if_running();
   Session* start(const Token& token);
   bool start_session(const Token& token);
-  int own_rank() const;
   void say_rank_problem(int rank, int world_size) const;
   bool is_own_rank(int rank) const;
   void handle_forks();
@@ -154,6 +156,7 @@ class Recorder {
   void publish_on_device(const Token& token, Session& session, const BatchPlace& place, const DeviceOutcome& outcome);
   bool stage(const Token& token, const TensorRequest& request, BatchPlace* place);
   void flush(const Token& token, RecordBatch& batch);
+  void publish(const Token& token, Session& session, RecordBatch& batch, size_t first, size_t end);
   bool push_step_event(const Token& token, const Event& event, bool ends_step);
   void lose(Loss loss, int error = 0);
   int64_t place() const;  // the step for a Gap

@@ -4,6 +4,7 @@
 
 #include "probes/exits.h"
 #include "probes/launch_level.h"
+#include "probes/operands.h"
 #include "probes/record_batch.h"
 #include "probes/recorder.h"
 
@@ -13,7 +14,7 @@
 namespace forkpoint {
 
 // false: it is no record.
-bool Recorder::stage(const Token&, const TensorRequest& request, BatchPlace* place) {
+bool Recorder::stage(const Token& token, const TensorRequest& request, BatchPlace* place) {
   CheckedTensor tensor;
   const Loss problem = check_tensor(request.desc, &tensor);
   if (problem != Loss::count_) return lose(problem), false;
@@ -21,7 +22,9 @@ bool Recorder::stage(const Token&, const TensorRequest& request, BatchPlace* pla
   if (skips(tensor.role, frame.collective)) return false;
   const Name* name = names_.name(request.desc->name);
   if (!name) return lose(Loss::names_full), false;
-  place->site = names_.site(site_key_of(frame, tensor.role, frame.collective ? Kind::collective : Kind::tensor, name));
+  const SiteKey site = site_key_of(frame, tensor.role, frame.collective ? Kind::collective : Kind::tensor, name);
+  if (settings_->save.wanted) save_operand(token, site, tensor);
+  place->site = names_.site(site);
   place->layout = names_.layout(tensor.layout);
   if (!place->site || !place->layout) return lose(Loss::names_full), false;
   place->flags = static_cast<uint8_t>(request.flags | frame.flags);
@@ -61,26 +64,35 @@ void Recorder::flush(const Token& token, RecordBatch& batch) {
   batch.has_stream_ = false;
   Session* session = count > 0 ? this->session(token) : nullptr;
   if (!session) return;
-  size_t devices = 0;
+  size_t first = 0;  // of those that hold a place and are not published
   for (size_t i = 0; i < count; ++i) {
-    BatchPlace& place = batch.place_[i];
-    if (!session->claim(token, &place.claim)) {
-      place.claim.event = nullptr;
-      lose(Loss::ring_full);
-    } else if (place.on_device) {
-      batch.device_[devices++] = &place.tensor;
-    }
+    Session::Ring::Claim& claim = batch.place_[i].claim;
+    if (session->try_claim(token, &claim)) continue;
+    // The ring is full. To wait while holding places would be to wait for a writer who waits for them.
+    publish(token, *session, batch, first, i);
+    first = i;
+    if (session->claim(token, &claim)) continue;
+    lose(Loss::ring_full);
+    first = i + 1;
   }
-  enqueue_device_digests(token, batch.device_, devices, settings_->ring_slots, batch.outcome_);
+  publish(token, *session, batch, first, count);
+}
+
+// Those of the batch from `first` to before `end`, which all hold places.
+void Recorder::publish(const Token& token, Session& session, RecordBatch& batch, size_t first, size_t end) {
+  size_t devices = 0;
+  for (size_t i = first; i < end; ++i) {
+    if (batch.place_[i].on_device) batch.device_[devices++] = &batch.place_[i].tensor;
+  }
+  if (devices > 0) enqueue_device_digests(token, batch.device_, devices, settings_->ring_slots, batch.outcome_);
   size_t device = 0;
-  for (size_t i = 0; i < count; ++i) {
+  for (size_t i = first; i < end; ++i) {
     const BatchPlace& place = batch.place_[i];
-    if (!place.claim.event) continue;
     if (place.on_device) {
-      publish_on_device(token, *session, place, batch.outcome_[device++]);
+      publish_on_device(token, session, place, batch.outcome_[device++]);
     } else {
       fill_record(*place.claim.event, *place.site, *place.layout, place.flags, place.result);
-      session->publish(token, place.claim);
+      session.publish(token, place.claim);
     }
   }
 }

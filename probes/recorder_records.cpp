@@ -2,6 +2,7 @@
 #include "probes/cuda_digest.h"
 #include "probes/exits.h"
 #include "probes/launch_level.h"
+#include "probes/operands.h"
 #include "probes/record_batch.h"
 #include "probes/recorder.h"
 
@@ -200,6 +201,7 @@ void Recorder::tensor_in(const Token& token, const ScopeFrame& frame, const fork
   if (!name) return lose(Loss::names_full);
   const SiteKey site = site_key_of(frame, tensor.role, frame.collective ? Kind::collective : Kind::tensor, name);
   flags = static_cast<uint8_t>(flags | frame.flags);
+  if (settings_->save.wanted) save_operand(token, site, tensor);
   if (tensor.on_device && tensor.elements > 0) return record_on_device(token, site, flags, tensor);
   record(token, site, flags, tensor.layout, tensor.digest());
 }

@@ -56,6 +56,8 @@ class Session {
   // A place for the next event. Waits for one at most FORKPOINT_RING_WAIT_MS, and not at all while the writer has made no
   // progress since the last wait that was in vain. false: none.
   bool claim(const Token& token, Ring::Claim* claim);
+  // As claim(), without a wait: for whoever holds places that are not published yet, behind which the writer stands.
+  bool try_claim(const Token&, Ring::Claim* claim) { return ring_.try_claim(claim); }
   // Waits until the writer has handled one event more, as claim() waits for a place. false: it has not.
   bool await_progress(const Token& token);
   // Has the writer made no progress since a wait for it was in vain? Then no other wait, of whatever kind, is worth its time.

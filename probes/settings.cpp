@@ -59,6 +59,7 @@ class Reader {
     read_choice();
     read_limits();
     read_launch_level();
+    read_save();
     read_torch();
     read_rank();
   }
@@ -164,6 +165,51 @@ class Reader {
       settings_.retry_step = before ? kPrologueStep : static_cast<int64_t>(step);
       settings_.retry_index = index;
     }
+  }
+
+  void read_save() {
+    const char* text = value(contract::kSave);
+    if (!text) return;
+    SaveRequest& save = settings_.save;
+    const char* expected = "step=N;launch=INDEX, or step=N;phase=P;layer=L;op=O";
+    for (const char* rest = text;;) {
+      const std::string_view part(rest, strcspn(rest, ";"));
+      if (!take_save_part(part)) return refuse(contract::kSave, text, expected);
+      if (rest[part.size()] == '\0') break;
+      rest += part.size() + 1;
+    }
+    const bool names_records = save.phase >= 0 || save.layer[0] || save.op[0];
+    save.wanted = true;
+    if (save.step < 0 || save.is_launch == names_records) return refuse(contract::kSave, text, expected);
+    if (settings_.mask_names) refuse(contract::kSave, text, "nothing with FORKPOINT_MASK_NAMES: values and names would be in the run");
+  }
+
+  bool take_save_part(std::string_view part) {
+    SaveRequest& save = settings_.save;
+    const size_t equals = part.find('=');
+    if (equals == std::string_view::npos) return false;
+    const std::string_view name = part.substr(0, equals), value = part.substr(equals + 1);
+    char number_text[24] = "";
+    uint64_t number = 0;
+    const bool is_number_text = !value.empty() && value.size() < sizeof(number_text);
+    if (is_number_text) memcpy(number_text, value.data(), value.size());
+    const bool is_count = is_number_text && is_number(number_text, INT64_MAX, &number);
+    if (name == "step") return save.step = static_cast<int64_t>(number), is_count;
+    if (name == "launch") return save.launch = number, save.is_launch = is_count;
+    if (name == "phase") {
+      const auto phase = phase_from_name(value);
+      save.phase = phase ? static_cast<int>(*phase) : -1;
+      return phase.has_value();
+    }
+    return (name == "layer" && copy_text(value, save.layer)) || (name == "op" && copy_text(value, save.op));
+  }
+
+  template <size_t size>
+  static bool copy_text(std::string_view text, char (&target)[size]) {
+    if (text.empty() || text.size() >= size) return false;
+    memcpy(target, text.data(), text.size());
+    target[text.size()] = '\0';
+    return true;
   }
 
   void read_torch() {

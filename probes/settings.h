@@ -11,6 +11,18 @@ namespace forkpoint {
 // What is done when a watched value is found wrong (FORKPOINT_WATCH).
 enum class OnTrigger : uint8_t { warn, stop, deepen };
 
+// Operands to save (FORKPOINT_SAVE): of the records of one op, or of one launch.
+struct SaveRequest {
+  bool wanted = false;
+  int64_t step = -1;
+  bool is_launch = false;
+  uint64_t launch = 0;     // its index in the step
+  int phase = -1;          // of the records; -1: any
+  char layer[512] = "";    // these two: empty: any
+  char op[512] = "";
+  uint64_t most_bytes = uint64_t{8} << 30;  // that one process saves
+};
+
 struct Settings {
   enum class State : uint8_t { unset, malformed, ready };
   State state = State::unset;
@@ -31,6 +43,7 @@ struct Settings {
   uint32_t retry = 0;             // repetitions of the launch (retry_step, retry_index)
   int64_t retry_step = -1;
   uint64_t retry_index = 0;
+  SaveRequest save;
   bool torch = true;              // PyTorch is recorded by layers
   char ops[1024] = "";            // layers whose framework ops are recorded too; empty: none
   bool watch_nan = false;

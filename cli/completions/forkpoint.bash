@@ -53,7 +53,7 @@ _forkpoint() {
     --steps | --ranks | --every | --max-size | --first-step | --step-on | --launch | --retry | --layer | --tensor | --launches) return ;;
   esac
   case $verb in
-    record) options="--output --level --steps --ranks --every --max-size --mask-names --first-step --step-on --inputs --launch --retry --keep-allocators --certify --help --" ;;
+    record) options="--output --level --steps --ranks --every --max-size --mask-names --first-step --step-on --inputs --launch --retry --keep-allocators --save-operands --certify --help --" ;;
     diff) options="--steps --ranks --json --replicas --html --full-scan --no-verify --help" ;;
     show) options="--steps --ranks --layer --phase --tensor --records --summary --launches --anomalies --json --help" ;;
     merge) options="--output --help" ;;
