@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
-"""The program that launch_overhead.py times: an 8-layer GPT in bf16, 4,096 tokens a step. Knows nothing of forkpoint.
+"""The program that the overhead benches time: a GPT in bf16, 8 layers and 4,096 tokens a step unless told otherwise. Knows
+nothing of forkpoint.
 
-Usage: launch_gpt.py eager|graph BLOCKS   launch_gpt.py debug_mode|growth STEPS     The last line of its output is JSON.
+Usage: launch_gpt.py eager|graph BLOCKS [--width N] [--layers N] [--batch N]
+       launch_gpt.py debug_mode|md5_hooks|growth STEPS     The last line of its output is JSON.
 """
 
+import argparse
 import gc
+import hashlib
 import json
 import os
 import pathlib
@@ -18,15 +22,16 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "torch" / "
 from model import GPT, mlp, token_batches  # noqa: E402
 
 BLOCK = 10  # steps between two waits for the device
-VOCABULARY, LENGTH, BATCH = 8192, 512, 8
+VOCABULARY, LENGTH = 8192, 512
 
 
 class Training:
     def __init__(self, capturable=False):
         torch.manual_seed(0)
-        self.model = GPT(VOCABULARY, LENGTH, width=1024, heads=16, layers=8).to("cuda", torch.bfloat16)
+        size = {"width": options.width, "heads": options.width // 64, "layers": options.layers}
+        self.model = GPT(VOCABULARY, LENGTH, **size).to("cuda", torch.bfloat16)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, capturable=capturable)
-        self.tokens, self.targets = (part.cuda() for part in next(token_batches(VOCABULARY, BATCH, LENGTH)))
+        self.tokens, self.targets = (part.cuda() for part in next(token_batches(VOCABULARY, options.batch, LENGTH)))
         self.loss = None
 
     def step(self):
@@ -119,6 +124,39 @@ def run_debug_mode(steps):
     return {"plain_ms": statistics.median(plain), "debug_ms": statistics.median(times), "operators": operators}
 
 
+def each_tensor(value):
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from each_tensor(part)
+
+
+def md5_of(tensor):
+    return hashlib.md5(tensor.detach().contiguous().view(torch.uint8).cpu().numpy().tobytes()).hexdigest()
+
+
+def run_md5_hooks(steps):
+    """What people write by hand: the MD5 of each module's output and of its gradient, on the host."""
+    training = Training()
+    plain = time_steps(training.step, 2)["block_ms"]
+    digests = []
+    for module in training.model.modules():
+        module.register_forward_hook(lambda _, args, output: digests.extend(map(md5_of, each_tensor((args, output)))))
+        module.register_full_backward_hook(
+            lambda _, inputs, outputs: digests.extend(md5_of(t) for t in each_tensor((inputs, outputs)))
+        )
+    times = []
+    for _ in range(steps):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        training.step()
+        digests.extend(map(md5_of, training.model.parameters()))
+        torch.cuda.synchronize()
+        times.append(1000 * (time.perf_counter() - begin))
+    return {"plain_ms": statistics.median(plain), "debug_ms": statistics.median(times), "operators": len(digests) // steps}
+
+
 def memory_in_use():
     """Bytes of this process on the host, and of the whole device: nobody else may use it meanwhile."""
     torch.cuda.synchronize()
@@ -153,9 +191,11 @@ def run_growth(steps):
     return {"early": early, "late": memory_in_use(), "steps": steps - steps // 10}
 
 
-def main():
-    modes = {"eager": run_eager, "graph": run_graph, "debug_mode": run_debug_mode, "growth": run_growth}
-    print(json.dumps(modes[sys.argv[1]](int(sys.argv[2]))))
-
-
-main()
+MODES = {"eager": run_eager, "graph": run_graph, "debug_mode": run_debug_mode, "md5_hooks": run_md5_hooks, "growth": run_growth}
+parser = argparse.ArgumentParser()
+parser.add_argument("mode", choices=MODES)
+parser.add_argument("count", type=int)
+for name, number in (("--width", 1024), ("--layers", 8), ("--batch", 8)):
+    parser.add_argument(name, type=int, default=number)
+options = parser.parse_args()
+print(json.dumps(MODES[options.mode](options.count)))

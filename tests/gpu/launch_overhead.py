@@ -9,7 +9,6 @@ a goal that is missed is no failure, but memory that grows is. Skipped (status 7
 import argparse
 import importlib.util
 import json
-import os
 import pathlib
 import shutil
 import statistics
@@ -17,106 +16,39 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 
-PROGRAM = pathlib.Path(__file__).resolve().parent / "launch_gpt.py"
+from gpt_bench import BLOCKS, TIMEOUT_S, Bench, best_ms, block_ms, environment, report, spread, table, trouble_of
+
 BYTES_A_SECOND = 4.4e12  # what a pure read of device memory reaches
 SECONDS_A_DIGEST = 2e-6  # a digest's node in a CUDA graph, when it has nothing to do
 STARTS = 50
-BLOCKS = 5
-TIMEOUT_S = 300
 MOST_GROWTH_MIB = 4
-table = []
 
 
-def report(name, value, goal, at_most=True):
-    """One line of the table. goal None: there is none."""
-    verdict = "-" if goal is None else "ok" if (value <= goal) == at_most else "MISS"
-    table.append(f"bench {name} {value:.3f} {'-' if goal is None else goal} {verdict}")
-
-
-def environment(changes=None):
-    unwanted = ("FORKPOINT_", "LD_PRELOAD", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-    return {name: value for name, value in os.environ.items() if not name.startswith(unwanted)} | (changes or {})
-
-
-def run(command, changes=None):
-    """The JSON that the command prints last."""
-    words = [str(word) for word in command]
-    done = subprocess.run(words, capture_output=True, text=True, env=environment(changes), timeout=TIMEOUT_S)
-    if done.returncode != 0:
-        output = f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-        sys.exit(f"{' '.join(words)} exited with status {done.returncode}:\n{output}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-class Bench:
-    def __init__(self, build, folder):
-        self.forkpoint, self.probe, self.folder = build / "forkpoint", build / "libforkpoint.so", folder
-        self.changes = None  # of the environment of recordings
-
-    def program(self, arm, mode, *arguments):
-        """One run of launch_gpt.py; a recording is left in the folder MODE-ARM."""
-        command = [sys.executable, PROGRAM, mode, *arguments]
-        if arm == "dormant":
-            return run(command, {"LD_PRELOAD": str(self.probe)})
-        if arm == "pool":
-            return run(command, {"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"})
-        if arm in ("recorded", "kept"):
-            recording = self.folder / f"{mode}-{arm}"
-            shutil.rmtree(recording, ignore_errors=True)
-            options = ["--level", "launch", "--step-on", "^step$", *(["--keep-allocators"] if arm == "kept" else [])]
-            command = [self.forkpoint, "record", *options, "-o", recording, "--", *command]
-            return run(command, self.changes)
-        return run(command)
-
-    def in_turns(self, mode, arms, rounds):
-        """What each arm printed of BLOCKS blocks of steps, round by round."""
-        results = {arm: [] for arm in arms}
-        for _ in range(rounds):
-            for arm in arms:
-                results[arm].append(self.program(arm, mode, BLOCKS))
-        return results
-
-    def launches(self, mode, step=20):
-        """Calls, digests and bytes hashed in one recorded step."""
-        shown = subprocess.run(
-            [self.forkpoint, "show", self.folder / f"{mode}-recorded", "--launches", str(step), "--json"],
-            capture_output=True, text=True, check=True, timeout=TIMEOUT_S,
-        )
-        rows = [row for row in json.loads(shown.stdout)["launches"] if row["kind"] in ("kernel", "copy", "set")]
-        # Buffers of one launch with the same bytes share a digest.
-        hashed = [
-            {(buffer["allocation"], buffer["start"], buffer["bytes"]) for buffer in row["buffers"] if buffer["digest"]}
-            for row in rows
-        ]
-        return {
-            "launches": len(rows),
-            "hashed_launches": sum(bool(buffers) for buffers in hashed),
-            "digests": sum(len(buffers) for buffers in hashed),
-            "bytes": sum(size for buffers in hashed for _, _, size in buffers),
-        }
-
-
-def block_ms(results):
-    """Median over the blocks of all rounds."""
-    return statistics.median(value for result in results for value in result["block_ms"])
-
-
-def best_ms(results):
-    """The quietest process: what a difference of a thousandth needs."""
-    return min(statistics.median(result["block_ms"]) for result in results)
-
-
-def spread(results):
-    values = [value for result in results for value in result["block_ms"]]
-    return f"{min(values):.2f} to {max(values):.2f}"
+def launches(bench, mode, step=20):
+    """Calls, digests and bytes hashed in one recorded step."""
+    shown = subprocess.run(
+        [bench.forkpoint, "show", bench.folder / f"{mode}-recorded", "--launches", str(step), "--json"],
+        capture_output=True, text=True, check=True, timeout=TIMEOUT_S,
+    )
+    rows = [row for row in json.loads(shown.stdout)["launches"] if row["kind"] in ("kernel", "copy", "set")]
+    # Buffers of one launch with the same bytes share a digest.
+    hashed = [
+        {(buffer["allocation"], buffer["start"], buffer["bytes"]) for buffer in row["buffers"] if buffer["digest"]}
+        for row in rows
+    ]
+    return {
+        "launches": len(rows),
+        "hashed_launches": sum(bool(buffers) for buffers in hashed),
+        "digests": sum(len(buffers) for buffers in hashed),
+        "bytes": sum(size for buffers in hashed for _, _, size in buffers),
+    }
 
 
 def measure_eager(bench, rounds):
     results = bench.in_turns("eager", ("unrecorded", "dormant", "recorded"), rounds)
     plain, recorded = block_ms(results["unrecorded"]), block_ms(results["recorded"])
-    counts = bench.launches("eager")
+    counts = launches(bench, "eager")
     print(f"eager: unrecorded {plain:.2f} ms a step ({spread(results['unrecorded'])}), dormant "
           f"{block_ms(results['dormant']):.2f} ({spread(results['dormant'])}), recorded {recorded:.2f} "
           f"({spread(results['recorded'])})")
@@ -124,7 +56,7 @@ def measure_eager(bench, rounds):
     print(f"eager: {counts['launches']} launches, {counts['digests']} digests and {gigabytes:.2f} GB a step")
     host = [statistics.median(result["host_ms"] for result in results[arm]) for arm in ("unrecorded", "recorded")]
     print(f"eager: the host asks for a step in {host[0]:.2f} ms unrecorded, {host[1]:.2f} recorded")
-    for arm, what in (("pool", "unrecorded, one allocation a tensor"), ("kept", "recorded, PyTorch's own allocator")):
+    for arm, what in (("pool", "unrecorded, one allocation a tensor"), ("bare", "recorded, launches alone"), ("kept", "recorded, PyTorch's own allocator")):
         print(f"eager: {what}: {block_ms([bench.program(arm, 'eager', BLOCKS)]):.2f} ms a step")
     if len({result["loss"] for arm in results for result in results[arm]}) > 1:
         print(f"eager: the losses differ: { {arm: [result['loss'] for result in results[arm]] for arm in results} }")
@@ -147,7 +79,7 @@ def measure_debug_mode(bench):
 def measure_graph(bench, rounds):
     results = bench.in_turns("graph", ("unrecorded", "recorded"), rounds)
     plain, recorded = block_ms(results["unrecorded"]), block_ms(results["recorded"])
-    counts = bench.launches("graph")
+    counts = launches(bench, "graph")
     floor_ms = 1000 * (counts["bytes"] / BYTES_A_SECOND + counts["hashed_launches"] * SECONDS_A_DIGEST)
     print(f"graph: unrecorded {plain:.2f} ms a replay ({spread(results['unrecorded'])}), recorded {recorded:.2f} "
           f"({spread(results['recorded'])}); {counts['launches']} nodes, {counts['digests']} digests, "
@@ -192,21 +124,6 @@ def measure_start(bench):
     source.write_text("int main(void) { return 0; }\n")
     subprocess.run([compiler, source, "-o", program], check=True)
     report("dormant_start_c_ms", start_ms([str(program)], str(bench.probe)), 1)
-
-
-def trouble_of(measure):
-    """What went wrong; None: nothing. The other numbers are worth having all the same."""
-    try:
-        measure()
-        return None
-    except SystemExit as trouble:
-        print(trouble.code)
-        return trouble
-    except Exception as trouble:
-        traceback.print_exc(file=sys.stdout)
-        return trouble
-    finally:
-        sys.stdout.flush()
 
 
 def main():

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one script: configures, builds, runs the GPU tests and benches.
 # Usage: tests/gpu/run.sh [STAGE...]
-# STAGE: build | tests | bench | faults | overhead | launch | two-gpus | launch-overhead (default: all)
+# STAGE: build | tests | bench | faults | overhead | launch | two-gpus | launch-overhead | layer-overhead (default: all)
 # Ends with a table of bench lines and results, then `N passed, N failed, N skipped`. Each stage takes under 8 minutes.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 build=${BUILD:-build-gpu}
-stages=${*:-build tests bench faults overhead launch two-gpus launch-overhead}
+stages=${*:-build tests bench faults overhead launch two-gpus launch-overhead layer-overhead}
 out=${OUT:-$build/gpu-results}
 mkdir -p "$build" "$out"
 benches=$out/bench.txt
@@ -81,6 +81,7 @@ run_stage_two-gpus() {  # what they need and is not here is skipped, case by cas
   run_cases multi_gpu_cases python3 tests/torch/multi_gpu_cases.py "$build" --time-limit 200
 }
 run_stage_launch-overhead() { run_bench launch_overhead python3 tests/gpu/launch_overhead.py "$build"; }
+run_stage_layer-overhead() { run_bench layer_overhead python3 tests/gpu/layer_overhead.py "$build"; }
 run_stage_overhead() { run_bench recording_overhead python3 tests/gpu/overhead.py "$build"; }
 
 for stage in $stages; do

@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""What recording a PyTorch training by layers and by steps costs, beside what people do without forkpoint.
+
+Usage: layer_overhead.py BUILD [--rounds N]     All in one run, in turns. Ends with lines `bench NAME VALUE GOAL ok|MISS`; a
+goal that is missed is no failure. Skipped (status 77) without torch or a GPU.
+"""
+
+import argparse
+import importlib.util
+import json
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+
+from gpt_bench import BLOCKS, Bench, best_ms, block_ms, report, spread, table, trouble_of
+
+BYTES_A_SECOND = 4.4e12  # what a pure read of device memory reaches
+STEPS_A_RUN = 10 * (BLOCKS + 1) + 10  # of launch_gpt.py
+# name: (options of the program, goal of level layer, of level step)
+MODELS = {
+    "d1024": ((), 1.06, None),
+    "d4096": (("--width", "4096", "--layers", "4"), None, None),
+    "32k_tokens": (("--batch", "64"), None, 1.01),
+}
+
+
+def recorded_a_step(bench, arm):
+    """Records and bytes hashed a step of the arm's recording."""
+    command = [bench.forkpoint, "show", bench.folder / f"eager-{arm}", "--json"]
+    shown = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return shown["record_count"] / STEPS_A_RUN, shown["bytes_hashed"] / STEPS_A_RUN
+
+
+def measure(bench, name, layer_goal, step_goal, rounds):
+    arms = ("unrecorded", "idle", "step", "layer")
+    results = bench.in_turns("eager", arms, rounds)
+    plain = block_ms(results["unrecorded"])
+    print(f"{name}: unrecorded {plain:.2f} ms a step ({spread(results['unrecorded'])})")
+    for arm, goal in (("step", step_goal), ("layer", layer_goal)):
+        records, size = recorded_a_step(bench, arm)
+        floor_ms = 1000 * size / BYTES_A_SECOND
+        took = block_ms(results[arm])
+        host = [statistics.median(result["host_ms"] for result in results[a]) for a in ("unrecorded", arm)]
+        print(f"{name}: level {arm} {took:.2f} ms ({spread(results[arm])}); {records:.0f} records and {size / 1e9:.2f} GB a step, "
+              f"{floor_ms:.2f} ms of reading; the host asks for a step in {host[0]:.2f} ms unrecorded, {host[1]:.2f} recorded")
+        report(f"{name}_{arm}_ratio", took / plain, goal)
+        report(f"{name}_{arm}_bound", 1 + (1.2 * floor_ms + 0.005 * records) / plain, None)
+        report(f"{name}_{arm}_host_us_a_record", 1000 * (host[1] - host[0]) / records, 5)
+    report(f"{name}_idle_ratio", best_ms(results["idle"]) / best_ms(results["unrecorded"]), 1.003)
+    if len({result["loss"] for arm in results for result in results[arm]}) > 1:
+        sys.exit(f"{name}: the losses differ: { {arm: [result['loss'] for result in results[arm]] for arm in results} }")
+
+
+def measure_others(bench):
+    for mode, what, steps in (("debug_mode", "DebugMode with hashes", 5), ("md5_hooks", "MD5 in module hooks", 2)):
+        result = bench.program("unrecorded", mode, steps)
+        if "missing" in result:
+            print(f"{what}: torch has none here: {result['missing']}")
+            continue
+        ratio = result["debug_ms"] / result["plain_ms"]
+        print(f"{what}: {result['plain_ms']:.2f} -> {result['debug_ms']:.2f} ms a step ({ratio:.1f}x), {result['operators']} hashes or ops")
+        report(f"{mode}_step_ratio", ratio, None)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("build", type=pathlib.Path)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    has_gpu = shutil.which("nvidia-smi") and subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode == 0
+    if not has_gpu or importlib.util.find_spec("torch") is None:
+        print("skipped: needs torch and a GPU")
+        sys.exit(77)
+    failed = []
+    with tempfile.TemporaryDirectory(prefix="forkpoint-overhead-") as folder:
+        for name, (model, layer_goal, step_goal) in MODELS.items():
+            bench = Bench(options.build.resolve(), pathlib.Path(folder), model)
+            failed.append(trouble_of(lambda: measure(bench, name, layer_goal, step_goal, options.rounds)))
+        failed.append(trouble_of(lambda: measure_others(Bench(options.build.resolve(), pathlib.Path(folder)))))
+    print("\n".join(table))
+    sys.exit(1 if any(failed) else 0)
+
+
+main()
