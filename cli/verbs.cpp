@@ -6,7 +6,7 @@ namespace forkpoint {
 
 const std::vector<const Verb*>& verbs() {
   static const std::vector<const Verb*> table{&record_verb(), &diff_verb(), &show_verb(), &merge_verb(),
-                                              &version_verb()};
+                                              &checkpoints_verb(), &version_verb()};
   return table;
 }
 
@@ -22,7 +22,7 @@ std::string program_help() {
       "usage: forkpoint VERB ...\n\n"
       "Two training runs should be equal to the last bit and are not: forkpoint says where they forked, and why.\n\n"
       "verbs:\n";
-  for (const Verb* verb : verbs()) text += fmt::format("  {:<9} {}\n", verb->name, verb->summary);
+  for (const Verb* verb : verbs()) text += fmt::format("  {:<11} {}\n", verb->name, verb->summary);
   text +=
       "\nexamples:\n"
       "  forkpoint record -o runs/good --level layer -- ./train --seed 1\n"

@@ -9,6 +9,7 @@ const Verb& record_verb();
 const Verb& diff_verb();
 const Verb& show_verb();
 const Verb& merge_verb();
+const Verb& checkpoints_verb();
 const Verb& version_verb();
 
 const std::vector<const Verb*>& verbs();

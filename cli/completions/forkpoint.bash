@@ -18,7 +18,7 @@ _forkpoint() {
   local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} verb=${COMP_WORDS[1]} options i
   COMPREPLY=()
   if ((COMP_CWORD == 1)); then
-    mapfile -t COMPREPLY < <(compgen -W "record diff show merge version help --help --version" -- "$current")
+    mapfile -t COMPREPLY < <(compgen -W "record diff show merge checkpoints version help --help --version" -- "$current")
     return
   fi
   if [[ $verb == record ]]; then
@@ -50,21 +50,24 @@ _forkpoint() {
       mapfile -t COMPREPLY < <(compgen -W "load data forward backward collective optimizer state" -- "$current")
       return
       ;;
-    --steps | --ranks | --every | --max-size | --first-step | --step-on | --launch | --retry | --layer | --tensor | --launches) return ;;
+    --steps | --ranks | --every | --max-size | --first-step | --step-on | --launch | --retry | --layer | --tensor | --launches | --pattern) return ;;
   esac
   case $verb in
     record) options="--output --level --steps --ranks --every --max-size --mask-names --first-step --step-on --inputs --launch --retry --keep-allocators --save-operands --certify --help --" ;;
     diff) options="--steps --ranks --json --replicas --html --full-scan --no-verify --help" ;;
     show) options="--steps --ranks --layer --phase --tensor --records --summary --launches --anomalies --json --help" ;;
     merge) options="--output --help" ;;
+    checkpoints) options="--pattern --content --tensors --json --help" ;;
     version) options="--json --help" ;;
-    help) options="record diff show merge version" ;;
+    help) options="record diff show merge checkpoints version" ;;
     *) return ;;
   esac
   if [[ $current == -* || $verb == help || $verb == record ]]; then
     mapfile -t COMPREPLY < <(compgen -W "$options" -- "$current")
   elif [[ $verb == diff || $verb == show || $verb == merge ]]; then
     _forkpoint_runs "$current"
+  elif [[ $verb == checkpoints ]]; then
+    mapfile -t COMPREPLY < <(compgen -f -- "$current")
   fi
 }
 

@@ -17,7 +17,7 @@ size_t count(const std::string& text, const std::string& part) {
   return n;
 }
 
-const std::vector<std::string> kVerbs{"record", "diff", "show", "merge", "version"};
+const std::vector<std::string> kVerbs{"record", "diff", "show", "merge", "checkpoints", "version"};
 
 }  // namespace
 

@@ -1,0 +1,51 @@
+// The readers behind lib/checkpoint_content.h, one for each format. They add the leaves of one file to a content.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "lib/checkpoint_content.h"
+
+namespace forkpoint {
+
+inline constexpr size_t kMaxLeaves = 20'000'000;
+inline constexpr int kMaxLeafDepth = 200;
+
+// Adds leaves under one group, with a prefix; names that come twice get "#2". Throws Error over kMaxLeaves.
+class LeafAdder {
+ public:
+  LeafAdder(CheckpointContent* content, std::string group) : content_(content), group_(std::move(group)) {}
+  void tensor(const std::string& name, CheckpointTensor tensor);
+  void value(const std::string& name, std::string text);
+  void unread(const std::string& name, const std::string& why);  // a leaf, or a whole object of them
+  void opaque(std::string_view name) { content_->opaque.emplace(name); }
+
+ private:
+  LeafName fresh(const std::string& name);
+  CheckpointContent* content_;
+  std::string group_;
+};
+
+// "a.b" from "a" and "b"; the root is "".
+std::string joined(std::string_view path, std::string_view name);
+// Text and bytes for people: as they are when short, else size and digest.
+std::string bytes_text(std::string_view type, std::string_view bytes);
+
+// A zip file of torch.save. `prefix` goes before all names. Throws Error.
+void read_torch_file(const FileSlice& file, const std::string& prefix, LeafAdder* leaves);
+// The one tensor that such a file holds (a chunk of DCP). Throws Error when it holds something else.
+CheckpointTensor read_torch_tensor(const FileSlice& file);
+void read_safetensors_file(const FileSlice& file, LeafAdder* leaves);
+// The folder of a .metadata file. A tensor whose chunks cannot be found has `unread`. Throws Error.
+void read_distributed(const std::string& folder, LeafAdder* leaves);
+void read_json_file(const FileSlice& file, LeafAdder* leaves);
+
+// "torch.bfloat16" to its type; false: none of ours.
+bool torch_dtype(std::string_view name, DType* dtype);
+
+// Row-major strides of a shape, in elements.
+std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& shape);
+// The bytes of `storage` that elements of that view touch must exist. Throws Error.
+void check_part(const TensorPart& part, DType dtype, const std::string& what);
+
+}  // namespace forkpoint
