@@ -2,14 +2,14 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <regex.h>
-
 #include <algorithm>
 #include <filesystem>
 
 #include "cli/certify.h"
+#include "cli/fresh_folders.h"
 #include "cli/probe_file.h"
 #include "cli/recording.h"
+#include "cli/recording_options.h"
 #include "cli/target.h"
 #include "cli/terminal.h"
 #include "cli/verbs.h"
@@ -20,30 +20,6 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr int kOwnFailure = 125;
-
-Level requested_level(const Arguments& arguments) {
-  const std::string text = arguments.value("level").value_or("step");
-  const auto level = level_from_name(text);
-  if (!level) {
-    throw UsageError(
-        fmt::format("record: --level `{}` is none of step, layer and launch.", text),
-        "step: batch, loss, gradients, weights, optimizer state; layer: also every layer's inputs and outputs; launch: "
-        "also every buffer of every CUDA kernel.");
-  }
-  return *level;
-}
-
-// Here, and not in the job, which would run unrecorded.
-void check_step_on(const std::string& expression) {
-  if (expression.empty()) throw UsageError("record: --step-on is empty.", "Name a kernel or NVTX range, such as '^step$'.");
-  regex_t compiled;
-  const int error = regcomp(&compiled, expression.c_str(), REG_EXTENDED | REG_NOSUB);
-  if (error == 0) return regfree(&compiled);
-  char text[200];
-  regerror(error, &compiled, text, sizeof(text));
-  throw UsageError(fmt::format("record: --step-on `{}` is not a regular expression: {}.", expression, text),
-                   "A POSIX extended one is expected, such as '^step$'.");
-}
 
 // What only makes sense where launches are recorded is refused elsewhere: it would be ignored in silence.
 void read_launch_options(const Arguments& arguments, RecordingRequest* request) {
@@ -68,7 +44,7 @@ void read_launch_options(const Arguments& arguments, RecordingRequest* request) 
 
 RecordingRequest request_from(const Arguments& arguments) {
   RecordingRequest request;
-  request.level = requested_level(arguments);
+  request.level = parse_level(arguments.value("level").value_or("step"), "record");
   if (const auto text = arguments.value("steps")) request.steps = parse_steps(*text);
   if (const auto text = arguments.value("ranks")) request.ranks = parse_ranks(*text);
   if (const auto text = arguments.value("every")) request.every = parse_count(*text, "--every", 1);
@@ -76,7 +52,7 @@ RecordingRequest request_from(const Arguments& arguments) {
   if (const auto text = arguments.value("first-step")) request.first_step = parse_count(*text, "--first-step", 0);
   request.mask_names = arguments.has("mask-names");
   request.step_on = arguments.value("step-on");
-  if (request.step_on) check_step_on(*request.step_on);
+  if (request.step_on) check_step_on(*request.step_on, "record");
   read_launch_options(arguments, &request);
   if (const auto text = arguments.value("save-operands")) request.save = parse_operands(*text, "--save-operands");
   if (request.save && request.mask_names) {
@@ -87,25 +63,6 @@ RecordingRequest request_from(const Arguments& arguments) {
   if (arguments.has("output") && request.run_directory.empty()) throw UsageError("record: --output is empty.");
   return request;
 }
-
-// Takes back the folders that a command which never started has no use for; none that were there before.
-class FreshFolders {
- public:
-  explicit FreshFolders(const std::string& run_directory) {
-    for (fs::path path = fs::absolute(run_directory).lexically_normal(); !fs::exists(path); path = path.parent_path()) {
-      made_.push_back(path);
-    }
-  }
-  void remove(const std::string& run_directory) const {
-    std::error_code ignored;
-    // The run folder may have been there, empty: then only what we put in goes.
-    for (const auto& entry : fs::directory_iterator(run_directory, ignored)) fs::remove_all(entry.path(), ignored);
-    for (const fs::path& path : made_) fs::remove(path, ignored);
-  }
-
- private:
-  std::vector<fs::path> made_;
-};
 
 std::string some_ranks(const std::vector<int>& ranks) {
   constexpr size_t kMost = 8;

@@ -79,7 +79,7 @@ EnvironmentChanges contract_environment(const RecordingRequest& request, const s
   using namespace contract;
   EnvironmentChanges changes = allocator_changes(request);
   for (const char* variable : {kSteps, kRanks, kEvery, kMaxSizeBytes, kMaskNames, kFirstStep, kInputs, kStepOn, kRetry, kLaunch, kSave,
-                               kSequence}) {
+                               kSequence, kStopAfter}) {
     changes[variable] = std::nullopt;
   }
   changes[kRun] = fs::absolute(request.run_directory).lexically_normal().string();
@@ -217,7 +217,8 @@ Recorded finish_recording(const RecordingRequest& request, Manifest manifest, co
     std::erase_if(recorded.missing_ranks, [&](int rank) { return rank >= manifest.world_size; });
   }
   if (request.retry_launch) report_retry(request, run, &recorded);
-  manifest.notes = recorded.retry;
+  manifest.notes = request.notes;
+  manifest.notes.insert(manifest.notes.end(), recorded.retry.begin(), recorded.retry.end());
   manifest.ended_at = utc_now();
   manifest.exit_status = end.exit_status;
   manifest.end_reason = end.reason();

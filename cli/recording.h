@@ -27,6 +27,7 @@ struct RecordingRequest {
   int64_t retry = 0;                         // repetitions of the launch ...
   std::optional<std::string> retry_launch;   // ... STEP:INDEX
   bool fixed_addresses = false;              // what fix_addresses() said
+  std::vector<std::string> notes;            // sentences for the manifest
   bool keep_allocators = false;              // leave the frameworks' own allocators as they are
   std::optional<std::string> save;           // whose operands are saved (lib/probe_contract.h, kSave)
   std::vector<std::string> command;

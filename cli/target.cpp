@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/personality.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -22,6 +23,7 @@ constexpr int kNotExecutable = 126, kNotFound = 127;
 struct Inherited {
   sigset_t mask;
   struct sigaction child_action;
+  int background_output = -1;  // -1: in the foreground, with our files
 };
 
 sigset_t block_signals(Inherited* inherited) {
@@ -74,6 +76,17 @@ std::vector<char*> pointers(std::vector<std::string>& words) {
   return result;
 }
 
+void go_to_background(int output, pid_t parent) {
+  setpgid(0, 0);
+  prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (getppid() != parent) _exit(kNotFound);
+  const int nothing = open("/dev/null", O_RDONLY);
+  dup2(nothing, STDIN_FILENO);
+  dup2(output, STDOUT_FILENO);
+  dup2(output, STDERR_FILENO);
+  if (nothing > STDERR_FILENO) close(nothing);
+}
+
 [[noreturn]] void become(char** arguments, char** environment, const Inherited& inherited, int report) {
   sigaction(SIGCHLD, &inherited.child_action, nullptr);
   sigprocmask(SIG_SETMASK, &inherited.mask, nullptr);
@@ -101,8 +114,9 @@ pid_t start(std::vector<std::string> command, const EnvironmentChanges& changes,
   int report[2];
   if (pipe2(report, O_CLOEXEC) != 0) throw Error(fmt::format("cannot make a pipe: {}.", std::strerror(errno)));
   std::fflush(nullptr);
-  const pid_t child = fork();
+  const pid_t parent = getpid(), child = fork();
   if (child == 0) {
+    if (inherited.background_output >= 0) go_to_background(inherited.background_output, parent);
     become(const_cast<char**>(arguments.data()), const_cast<char**>(variables.data()), inherited, report[1]);
   }
   const int fork_error = errno;
@@ -132,7 +146,9 @@ void pass_on(pid_t child, const siginfo_t& info) {
   kill(getpgid(child) == child ? -child : child, info.si_signo);
 }
 
-TargetEnd ended(int wait_status) {
+}  // namespace
+
+TargetEnd target_end(int wait_status) {
   TargetEnd end;
   if (WIFSIGNALED(wait_status)) {
     end.signal = WTERMSIG(wait_status);
@@ -143,14 +159,24 @@ TargetEnd ended(int wait_status) {
   return end;
 }
 
-}  // namespace
+int start_in_background(const std::vector<std::string>& command, const EnvironmentChanges& changes, int output,
+                        const sigset_t& mask) {
+  Inherited inherited{};
+  inherited.background_output = output;
+  struct sigaction plain {};
+  plain.sa_handler = SIG_DFL;
+  sigaction(SIGCHLD, &plain, &inherited.child_action);
+  inherited.mask = mask;
+  return start(command, changes, inherited);
+}
 
 std::string TargetEnd::reason() const {
+  if (!stopped.empty()) return stopped;
   if (signal) return fmt::format("killed by signal {} ({})", signal, strsignal(signal));
   return fmt::format("exited with status {}", exit_status);
 }
 
-std::string TargetEnd::sentence() const { return fmt::format("the command {}{}", signal ? "was " : "", reason()); }
+std::string TargetEnd::sentence() const { return fmt::format("the command {}{}", signal || !stopped.empty() ? "was " : "", reason()); }
 
 bool fix_addresses() {
   const int now = personality(0xffffffff);
@@ -176,7 +202,7 @@ TargetEnd run_target(const std::vector<std::string>& command, const EnvironmentC
     }
     int status = 0;
     if (waitpid(child, &status, WNOHANG) != child) continue;
-    TargetEnd end = ended(status);
+    TargetEnd end = target_end(status);
     end.interrupted = interrupted && end.signal == SIGINT;
     return end;
   }

@@ -2,6 +2,7 @@
 // passed on, its exit status ours.
 #pragma once
 
+#include <csignal>
 #include <map>
 #include <optional>
 #include <string>
@@ -29,6 +30,7 @@ struct TargetEnd {
   int exit_status = 0;           // 128 + n: signal n
   int signal = 0;                // that killed it; 0: it exited
   bool interrupted = false;      // by Ctrl-C on our terminal
+  std::string stopped;           // "stopped by forkpoint after step 43": we ended it on purpose; empty: we did not
   std::string reason() const;    // "exited with status 0", "killed by signal 9 (Killed)"
   std::string sentence() const;  // "the command exited with status 0", "the command was killed by signal 9 (Killed)"
 };
@@ -43,6 +45,12 @@ struct TargetEnd {
 // and an environment of one size whatever is in it. Parameter blocks of kernels hold padding in which old addresses are left;
 // two runs at other addresses would differ in it. false: the system does not allow it (some containers).
 bool fix_addresses();
+
+// A command in a process group of its own, out of reach of the terminal's Ctrl-C: nothing to read on stdin, stdout and stderr
+// go to `output`. It gets SIGTERM when this process dies, and `mask` for its signal mask. Returns its pid; throws as run_target.
+// REQUIRES: the caller reaps it.
+int start_in_background(const std::vector<std::string>& command, const EnvironmentChanges& changes, int output, const sigset_t& mask);
+TargetEnd target_end(int wait_status);
 
 TargetEnd run_target(const std::vector<std::string>& command, const EnvironmentChanges& changes);
 

@@ -7,6 +7,8 @@ namespace forkpoint {
 
 const Verb& record_verb();
 const Verb& diff_verb();
+const Verb& replay_verb();
+const Verb& resume_verb();
 const Verb& show_verb();
 const Verb& merge_verb();
 const Verb& checkpoints_verb();

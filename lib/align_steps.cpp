@@ -126,7 +126,7 @@ void find_start(const Run& a, const Run& b, Alignment* out) {
 // The pair of prologues, or the load of the run that begins later.
 void pair_prologues(const StepPlaces& places_a, const StepPlaces& places_b, const DiffOptions& options, RankPair* pair,
                     Alignment* out) {
-  if (options.first_step && *options.first_step > out->begin) return;
+  if (!options.loads || (options.first_step && *options.first_step > out->begin)) return;
   if (out->start == Start::together) {
     const bool in_a = has_content(*pair->a, places_a.prologue, out->level),
                in_b = has_content(*pair->b, places_b.prologue, out->level);

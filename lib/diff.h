@@ -22,6 +22,7 @@ struct DiffOptions {
   bool launches = true;                          // compare the launches too, where both runs have them
   bool limits_alike = true;                      // what only one run declares as not seen forbids the word identical
   std::function<void(uint64_t done, uint64_t total)> progress;  // called from one thread at a time
+  bool loads = true;                             // hold what was loaded before the first step against the other run's state
 };
 
 // Never throws for damaged input that Run::open accepted: damage becomes a Gap in the verdict.

@@ -3,6 +3,8 @@
 // stays dormant. The same contract serves LD_PRELOAD by hand.
 #pragma once
 
+#include <cstdint>
+
 namespace forkpoint::contract {
 
 inline constexpr char kRun[] = "FORKPOINT_RUN";                // absolute path of the run folder; unset: dormant
@@ -25,8 +27,27 @@ inline constexpr char kOps[] = "FORKPOINT_OPS";                // layers (globs,
 inline constexpr char kWatch[] = "FORKPOINT_WATCH";            // nan, replicas, or both by comma: looked at while the job runs
 inline constexpr char kOnTrigger[] = "FORKPOINT_ON_TRIGGER";   // warn | stop | deepen: what is done then; default warn
 inline constexpr char kCupti[] = "FORKPOINT_CUPTI";            // path of libcupti, where it is in no usual place
+inline constexpr char kStopAfter[] = "FORKPOINT_STOP_AFTER";  // the job is ended behind this step: see StopBoard
 inline constexpr char kRingSlots[] = "FORKPOINT_RING_SLOTS";   // power of two; default 65536
 inline constexpr char kRingWaitMs[] = "FORKPOINT_RING_WAIT_MS";  // bound of a wait on a full ring; default 10000
+
+// With FORKPOINT_STOP_AFTER each recorded rank keeps such a board in the run folder, from its first step on: a small file
+// that both sides map. Step FORKPOINT_STOP_AFTER over, the rank ends its stream as whole and says `written`. Where the
+// next step would begin it waits (bounded: another rank may need it for what it still has to do; a signal ends the wait)
+// to be ended by the program, which does so when all ranks have written. Fields are read and written atomically.
+struct StopBoard {
+  static constexpr char kPrefix[] = "stop-";  // stop-RANK-PID
+  static constexpr uint32_t kMagic = 0x46504b53;
+  enum State : uint32_t { running, ending, written, lost };  // lost: recording ended before the step was over
+  uint32_t magic;       // set last
+  uint32_t state;
+  int32_t rank;
+  int32_t world_size;
+  int64_t pid;
+  int64_t first_step;   // that this rank began
+  int64_t step;         // that it began last
+  int64_t stop_after;   // the program may lower it, to a step that no rank is past
+};
 
 inline constexpr char kProbeFile[] = "libforkpoint.so";
 inline constexpr int kProbeAbi = 1;

@@ -20,6 +20,7 @@ namespace forkpoint {
 namespace {
 
 constexpr int64_t kExitPatienceNs = 4'000'000'000;  // for the device; a second more to write what there is
+constexpr int64_t kStopPatienceNs = 300'000'000'000;  // the host goes on meanwhile
 constexpr int64_t kAbortPatienceNs = 1'000'000'000;
 constexpr int64_t kStartPatienceNs = 10'000'000'000;
 
@@ -106,7 +107,7 @@ bool Recorder::start_session(const Token& token) {
   start.losses = &losses_;
   start.limits = &limits_;
   start.notes = &notes_;
-  start.on_end = [] { recorder.deactivate(); };
+  start.on_end = [](bool whole) { recorder.note_session_end(whole); };
   start.any_step = any_step_.load();
   start.in_step = in_step_.load();
   start.step = step_.load();
@@ -170,6 +171,7 @@ void Recorder::after_fork_in_child() {
   save_nothing_in_child();
   next_row_.store(0);
   ended_.store(false);
+  stop_.forget_in_child();
   launch_level_in_child();
   forget_steps_in_child();
   forget_nccl_in_child();
@@ -224,6 +226,7 @@ bool Recorder::push_step_event(const Token& token, const Event& event, bool ends
 void Recorder::begin_step(const Token& token, int64_t step) {
   if (step < 0) return lose(Loss::bad_step);
   handle_forks();
+  if (settings_->stop_after >= 0 && is_past_stop(token, step)) return;
   Event event;
   event.kind = EventKind::step_begin;
   event.step = step;
@@ -251,6 +254,40 @@ void Recorder::end_step(const Token& token) {
   if (!placed) losses_.add(Loss::step_lost, step_.load());
   // What comes before the next step begins belongs to it. Whether that one is wanted shows then: it is kept until then.
   wanted_.store(placed);
+  if (stop_.ends_with(step_.load())) stop_recording(token);
+}
+
+// ---- FORKPOINT_STOP_AFTER
+
+// A rank that another one waits for must not stand still for longer; then it goes on, unrecorded.
+bool Recorder::is_past_stop(const Token& token, int64_t step) {
+  const int rank = own_rank();
+  int world = 0;
+  if (known_rank(&world) < 0) world = 1;
+  if (settings_->wants_rank(rank) && is_own_rank(rank)) stop_.begin_step(*settings_, rank, std::max(world, 1), step);
+  if (!stop_.is_past(step)) return false;
+  // Steps that the program does not end by itself end here.
+  if (in_step_.load()) end_step(token);
+  if (!stop_.is_stopping()) stop_recording(token);
+  launch_level_at_step(token, *settings_, step);
+  stop_.hold();
+  deactivate();
+  return true;
+}
+
+void Recorder::stop_recording(const Token&) {
+  if (!stop_.begin_stopping()) return;
+  wanted_.store(false);
+  Session* session = session_if_running();
+  if (!session) return stop_.note_end(true);  // nothing was recorded: nothing is to be written
+  stop_.set_rank(session->rank(), session->world_size());
+  session->finish_later(now_ns() + kStopPatienceNs);
+}
+
+// The next step must still find the recorder awake, so that this rank waits there.
+void Recorder::note_session_end(bool whole) {
+  stop_.note_end(whole);
+  if (!stop_.is_stopping()) deactivate();
 }
 
 void Recorder::set_micro_step(const Token&, int32_t index) {

@@ -12,6 +12,7 @@
 #include "probes/notes.h"
 #include "probes/scopes.h"
 #include "probes/session.h"
+#include "probes/stop_board.h"
 
 struct forkpoint_api;
 struct CUctx_st;
@@ -161,6 +162,9 @@ class Recorder {
   void lose(Loss loss, int error = 0);
   int64_t place() const;  // the step for a Gap
   int64_t exit_deadline_ns();
+  void note_session_end(bool whole);
+  bool is_past_stop(const Token& token, int64_t step);
+  void stop_recording(const Token& token);
 
   const Settings* settings_ = nullptr;
   forkpoint_api* table_ = nullptr;
@@ -194,6 +198,8 @@ class Recorder {
   static constexpr int kMaxAncestors = 8;
   int ancestor_ranks_[kMaxAncestors] = {};
   int ancestors_ = 0;
+
+  Stop stop_;
 };
 
 extern Recorder recorder;

@@ -157,6 +157,12 @@ void Session::finish(int64_t deadline_ns) {
   }
 }
 
+void Session::finish_later(int64_t deadline_ns) {
+  stop_deadline_ns_.store(deadline_ns);
+  stop_.store(1);
+  kick();
+}
+
 void Session::abandon_in_child() {
   ring_.destroy();
   if (descriptor_is_ours()) close(descriptor_.load());  // the parent's lock on the stream lives in it
@@ -178,6 +184,7 @@ void Session::check_descriptor() const {
 void Session::run() noexcept {
   const Guard guard;  // whatever hooks see of this thread is ours
   prctl(PR_SET_NAME, "forkpoint");
+  bool whole = false;
   // Not where the host has pinned the thread that made the first record: the two would share a core.
   const Settings& settings = *start_.settings;
   if (settings.cpus_bytes > 0) syscall(SYS_sched_setaffinity, 0, settings.cpus_bytes, settings.cpus);
@@ -186,6 +193,7 @@ void Session::run() noexcept {
     consume();
     check_descriptor();
     appender_->finish(full_);
+    whole = !full_;
   } catch (const Error& error) {
     fail(error.what(), error.hint());
   } catch (const std::exception& error) {
@@ -194,14 +202,14 @@ void Session::run() noexcept {
     fail("an error without a name.", {});
   }
   ended_.store(true, std::memory_order_release);
-  start_.on_end();
+  start_.on_end(whole);
   done_.store(1, std::memory_order_release);
   for (auto* word : {&done_, &moved_}) futex_wake(*word);
 }
 
 void Session::fail(const char* what, const std::string& hint) noexcept {
   ended_.store(true, std::memory_order_release);
-  start_.on_end();
+  start_.on_end(false);
   say("recording of rank %d ended, the job goes on: %s%s%s", start_.rank, what, hint.empty() ? "" : " ", hint.c_str());
   if (!appender_) return note_refusal(*start_.settings, start_.rank, what);
   if (!descriptor_is_ours()) return;
@@ -350,7 +358,7 @@ void Session::idle() {
 
 void Session::end_at_size_limit() {
   ended_.store(true, std::memory_order_release);
-  start_.on_end();
+  start_.on_end(false);
   const int64_t step = appender_->step();
   const std::string reached = fmt::format("the stream has reached its limit of {} bytes (--max-size, FORKPOINT_MAX_SIZE_BYTES)",
                                           start_.settings->max_size_bytes);

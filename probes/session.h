@@ -34,7 +34,9 @@ struct SessionStart {
   LossLog* losses = nullptr;
   LimitSet* limits = nullptr;
   Notes* notes = nullptr;
-  void (*on_end)() = nullptr;  // called on the writer thread when recording ends for whatever reason
+  // Called on the writer thread when recording ends for whatever reason, maybe more than once; whole: the stream is, and
+  // holds all that it was given.
+  void (*on_end)(bool whole) = nullptr;
   int rank = 0;
   int world_size = 1;
   bool any_step = false;       // a step has begun before the first record
@@ -74,6 +76,9 @@ class Session {
   void save(int64_t deadline_ns);
   // Writes everything and ends the stream as whole. Returns at the latest shortly after deadline_ns.
   void finish(int64_t deadline_ns);
+
+  // As finish, and does not wait for it.
+  void finish_later(int64_t deadline_ns);
 
   bool header_written() const { return header_written_.load(std::memory_order_acquire); }
   int rank() const { return start_.rank; }

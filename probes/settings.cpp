@@ -128,6 +128,10 @@ class Reader {
       settings_.first_step = static_cast<int64_t>(
           read_limit(contract::kFirstStep, 0, INT64_MAX, 0, "the number of the first step, from 0"));
     }
+    if (value(contract::kStopAfter)) {
+      settings_.stop_after = static_cast<int64_t>(
+          read_limit(contract::kStopAfter, 0, INT64_MAX - 1, 0, "the number of the last step, from 0"));
+    }
     const char* power_of_two = "a power of two from 2 to 16777216";
     settings_.ring_slots =
         static_cast<uint32_t>(read_limit(contract::kRingSlots, 2, 1u << 24, settings_.ring_slots, power_of_two));

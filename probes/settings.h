@@ -56,6 +56,7 @@ struct Settings {
   int world_size = 0;
   bool world_size_known = false;  // false: a lower bound
   char rank_problem[240] = "";    // what the launcher's variables say that makes no sense; empty: nothing
+  int64_t stop_after = -1;        // the job is ended behind this step; -1: it is not
 
   bool wants_rank(int rank) const;
   bool wants_step(int64_t step) const {

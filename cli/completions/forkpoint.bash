@@ -18,10 +18,10 @@ _forkpoint() {
   local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} verb=${COMP_WORDS[1]} options i
   COMPREPLY=()
   if ((COMP_CWORD == 1)); then
-    mapfile -t COMPREPLY < <(compgen -W "record diff show merge checkpoints version help --help --version" -- "$current")
+    mapfile -t COMPREPLY < <(compgen -W "record diff replay resume show merge checkpoints version help --help --version" -- "$current")
     return
   fi
-  if [[ $verb == record ]]; then
+  if [[ $verb == record || $verb == replay || $verb == resume ]]; then
     for ((i = 2; i < COMP_CWORD; ++i)); do
       if [[ ${COMP_WORDS[i]} == -- ]]; then
         if declare -F _command_offset >/dev/null; then
@@ -38,6 +38,18 @@ _forkpoint() {
       mapfile -t COMPREPLY < <(compgen -d -- "$current")
       return
       ;;
+    --checkpoint)
+      mapfile -t COMPREPLY < <(compgen -d -- "$current")
+      return
+      ;;
+    --against)
+      _forkpoint_runs "$current"
+      return
+      ;;
+    --preset)
+      mapfile -t COMPREPLY < <(compgen -W "megatron hf-trainer dcp lightning deepspeed minigpt" -- "$current")
+      return
+      ;;
     --html)
       mapfile -t COMPREPLY < <(compgen -f -- "$current")
       return
@@ -50,19 +62,21 @@ _forkpoint() {
       mapfile -t COMPREPLY < <(compgen -W "load data forward backward collective optimizer state" -- "$current")
       return
       ;;
-    --steps | --ranks | --every | --max-size | --first-step | --step-on | --launch | --retry | --layer | --tensor | --launches | --pattern) return ;;
+    --steps | --ranks | --every | --max-size | --first-step | --step-on | --launch | --retry | --layer | --tensor | --launches | --checkpoint-pattern | --checkpoint-at | --save-args | --resume-args | --ops | --timeout | --pattern) return ;;
   esac
   case $verb in
     record) options="--output --level --steps --ranks --every --max-size --mask-names --first-step --step-on --inputs --launch --retry --keep-allocators --save-operands --certify --help --" ;;
     diff) options="--steps --ranks --json --replicas --html --full-scan --no-verify --help" ;;
+    replay) options="--checkpoint --checkpoint-pattern --preset --steps --against --output --level --ops --ranks --step-on --inputs --timeout --show-output --json --help --" ;;
+    resume) options="--checkpoint-at --steps --save-args --resume-args --preset --checkpoint-pattern --output --level --step-on --timeout --show-output --json --help --" ;;
     show) options="--steps --ranks --layer --phase --tensor --records --summary --launches --anomalies --json --help" ;;
     merge) options="--output --help" ;;
     checkpoints) options="--pattern --content --tensors --json --help" ;;
     version) options="--json --help" ;;
-    help) options="record diff show merge checkpoints version" ;;
+    help) options="record diff replay resume show merge checkpoints version" ;;
     *) return ;;
   esac
-  if [[ $current == -* || $verb == help || $verb == record ]]; then
+  if [[ $current == -* || $verb == help || $verb == record || $verb == replay || $verb == resume ]]; then
     mapfile -t COMPREPLY < <(compgen -W "$options" -- "$current")
   elif [[ $verb == diff || $verb == show || $verb == merge ]]; then
     _forkpoint_runs "$current"

@@ -14,7 +14,7 @@
 namespace minigpt {
 namespace {
 
-constexpr const char* kKinds = "bitflip, reorder, data, dropout-seed, lr, skip-allreduce, lost-momentum, nan";
+constexpr const char* kKinds = "bitflip, reorder, data, dropout-seed, lr, skip-allreduce, lost-momentum, lost-sampler, nan";
 
 [[noreturn]] void refuse(const std::string& fault, const std::string& why) {
   throw UsageError(fmt::format("--fault {}: {}", fault, why));
@@ -61,13 +61,17 @@ FaultKind find_kind(const std::string& fault, const std::string& kind, const Fie
   if (kind == "lr") return FaultKind::lr;
   if (kind == "skip-allreduce") return FaultKind::skip_all_reduce;
   if (kind == "lost-momentum") return FaultKind::lost_momentum;
+  if (kind == "lost-sampler") return FaultKind::lost_sampler;
   if (kind == "nan") return FaultKind::nan;
   refuse(fault, fmt::format("unknown kind \"{}\", expected one of {}", kind, kKinds));
 }
 
 bool belongs_to_a_module(FaultKind kind) {
-  return kind != FaultKind::data && kind != FaultKind::dropout_seed && kind != FaultKind::lr;
+  return kind != FaultKind::data && kind != FaultKind::dropout_seed && kind != FaultKind::lr &&
+         kind != FaultKind::lost_sampler;
 }
+
+bool strikes_on_resume(FaultKind kind) { return kind == FaultKind::lost_momentum || kind == FaultKind::lost_sampler; }
 
 // Modules in which a fault of this kind means something.
 std::vector<std::string> modules_of(FaultKind kind) {
@@ -90,7 +94,7 @@ Fault parse_fault(const std::string& text) {
   Fault fault;
   fault.text = text;
   fault.kind = find_kind(text, text.substr(0, at), fields);
-  const bool on_resume = fault.kind == FaultKind::lost_momentum;
+  const bool on_resume = strikes_on_resume(fault.kind);
   if (!fields.contains("step") && !on_resume) refuse(text, "when? Add @step=S");
   if (!on_resume) fault.step = number(text, "step", fields.at("step"));
   const bool all_ranks = fault.kind == FaultKind::lr || fault.kind == FaultKind::reorder_reduce || on_resume;
@@ -111,8 +115,8 @@ void validate(const Fault& fault, int layers, int ranks, bool resume) {
     refuse(fault.text, fmt::format("rank {} does not exist, the job has ranks 0 to {}", fault.rank, ranks - 1));
   if (fault.kind == FaultKind::skip_all_reduce && ranks < 2)
     refuse(fault.text, "one rank alone has no all-reduce to skip; use --ranks 2 or more");
-  if (fault.kind == FaultKind::lost_momentum && !resume)
-    refuse(fault.text, "momentum is lost on a resume; add --resume and --checkpoint-dir");
+  if (strikes_on_resume(fault.kind) && !resume)
+    refuse(fault.text, "state is lost on a resume; add --resume and --checkpoint-dir");
 }
 
 bool FaultPlan::strikes(FaultKind kind, std::string_view layer_path) const {

@@ -20,11 +20,12 @@ enum class FaultKind {
   skip_all_reduce,     // a rank takes part in the collective, but keeps its own gradient
   lost_momentum,       // exp_avg of one module is zero after a resume
   nan,                 // one element of a module's output becomes NaN
+  lost_sampler,        // the sampler begins anew after a resume
 };
 
 struct Fault {
   FaultKind kind = FaultKind::nan;
-  int64_t step = -1;  // -1: not bound to a step (lost_momentum)
+  int64_t step = -1;  // -1: not bound to a step (lost_momentum, lost_sampler)
   int rank = 0;       // -1: every rank
   int layer = 0;
   std::string module;  // within the block: "mlp.fc1"

@@ -145,6 +145,7 @@ Trains a small GPT on bytes, data-parallel, bit by bit reproducible.
     lr                     learning rate times 1.0001, on all ranks or on one
     skip-allreduce         a rank keeps its own gradient
     lost-momentum          exp_avg is zero after --resume, on all ranks or on one (no step)
+    lost-sampler           the sampler begins anew after --resume, on all ranks or on one (no step)
     nan                    one element of an output becomes NaN
 
 Examples:

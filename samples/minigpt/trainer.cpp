@@ -53,7 +53,7 @@ void Trainer::load() {
   if (!options_.resume) return initialize(parameters_, options_.model.layers, options_.seed);
   context_.step = newest_checkpoint(options_.checkpoint_dir);
   const RankState state = load_checkpoint(options_, world_, context_.step, parameters_);
-  sampler_.restore(state.sampler);
+  if (!faults_.strikes(FaultKind::lost_sampler)) sampler_.restore(state.sampler);
   context_.dropout_seed = state.dropout_seed;
   for (Parameter& parameter : parameters_)
     if (faults_.strikes(FaultKind::lost_momentum, parameter.layer)) make_zero(parameter.exp_avg);

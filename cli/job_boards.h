@@ -1,0 +1,41 @@
+// The program's side of the boards that ranks keep in the run folder (StopBoard in lib/probe_contract.h).
+#pragma once
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "lib/probe_contract.h"
+
+namespace forkpoint {
+
+struct BoardState {
+  int rank = 0;
+  int world_size = 1;
+  int64_t pid = 0;
+  int64_t first_step = 0, step = 0;
+  uint32_t state = 0;  // StopBoard::State
+};
+
+class JobBoards {
+ public:
+  explicit JobBoards(std::string run_directory) : run_directory_(std::move(run_directory)) {}
+  ~JobBoards();  // unmaps and removes them
+  JobBoards(const JobBoards&) = delete;
+  JobBoards& operator=(const JobBoards&) = delete;
+
+  // All there are now, new ones too.
+  std::vector<BoardState> read();
+  // Has every rank stop behind the step that the furthest one is in.
+  void stop_soon();
+
+ private:
+  void find_new();
+
+  std::string run_directory_;
+  std::map<std::string, contract::StopBoard*> boards_;  // by path
+};
+
+}  // namespace forkpoint

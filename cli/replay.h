@@ -1,0 +1,46 @@
+// A window of a job's steps again, from the newest checkpoint at or before it: what `replay` does once, and bisect in a
+// loop.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "cli/job.h"
+#include "lib/checkpoints.h"
+#include "lib/verdict.h"
+
+namespace forkpoint {
+
+struct ReplayRequest {
+  std::string checkpoint_directory;
+  std::string checkpoint_pattern;            // of find_checkpoints
+  std::string preset;                        // of job_command.h; empty: by the checkpoint's kind
+  bool preset_besides_placeholders = false;  // add the preset's arguments although the command has placeholders
+  int64_t first_step = 0, last_step = 0;
+  // run_directory, level and command (as the user wrote it) set. steps and first_step are filled in.
+  RecordingRequest recording;
+  EnvironmentChanges environment;
+  std::chrono::seconds patience{1800};
+  bool show_output = false;
+};
+
+struct Replay {
+  Checkpoint checkpoint;
+  JobRequest request;  // as it was run
+  JobResult job;
+};
+
+// The checkpoint that a replay from `first_step` begins with. Checkpoints behind it that are not whole are said on
+// stderr. Throws Error when there is none, and says what there is.
+Checkpoint choose_checkpoint(const std::string& directory, const std::string& pattern, int64_t first_step);
+// Says what it will run, and runs it. Throws Error and UsageError before anything was started; what happens to the job
+// is in the result. The user's checkpoints are not written to: the job gets a copy (checkpoint_view.h), which is
+// removed.
+Replay replay_window(const ReplayRequest& request);
+// The steps of the window alone, `against` being run A. Never identical when the job did not do all of them.
+Verdict compare_window(const std::string& against, const ReplayRequest& request, const Replay& replay);
+// On stderr: whether `against` was recorded with another command than the one that is replayed.
+void compare_commands(const Manifest& against, const ReplayRequest& request);
+
+}  // namespace forkpoint
