@@ -27,7 +27,7 @@ void compare_facts(const Facts& a, const Facts& b, const std::string& what, std:
 }
 
 bool is_coordinate(const std::string& fact) {
-  return fact.size() > 5 && (fact.ends_with("_rank") || fact.ends_with("_size"));
+  return (fact.size() > 5 && (fact.ends_with("_rank") || fact.ends_with("_size"))) || fact.starts_with("process group ");
 }
 
 std::string list_text(const std::vector<std::string>& list) {

@@ -6,6 +6,7 @@
 
 #include "lib/assemble.h"
 #include "lib/cause_facts.h"
+#include "lib/diff_collective.h"
 #include "lib/diff_parallel.h"
 #include "lib/diff_verdict.h"
 #include "lib/error.h"
@@ -50,7 +51,7 @@ std::map<int64_t, std::vector<size_t>> whole_steps(const Run& run, int64_t offse
 struct StepResult {
   int64_t step = 0;
   bool read = false;
-  uint64_t equal = 0, differing = 0, not_comparable = 0, bytes = 0;
+  uint64_t equal = 0, differing = 0, not_comparable = 0, left_out = 0, bytes = 0;
   std::string why, problem;
   std::set<int> ranks_b;       // that hold something that differs
   bool batches_agree = false;  // recorded, put together and equal
@@ -121,6 +122,43 @@ bool batches_agree(const Pieces& in_a, const Pieces& in_b, const ReshardedStep& 
   return any;
 }
 
+// A collective's buffer has a part for each rank, or another sum on each: without boxes it means the same in both worlds
+// only where all ranks have the whole of it in the end, and even then the framework may have cut it by the world's size.
+bool means_the_same(const std::vector<Piece>& in_a, const std::vector<Piece>& in_b) {
+  const Site& site = *in_a[0].site;
+  if (site.kind != Kind::collective || in_a[0].layout->is_shard() || in_b[0].layout->is_shard()) return true;
+  const bool parts = !leaves_replicas(site.op) || site.op.find("gather") != site.op.npos || site.op.find("Gather") != site.op.npos;
+  return !parts && in_a[0].layout->shape == in_b[0].layout->shape;
+}
+
+// What a layer of a sharded model is handed may be a part that is equal on all ranks, without its place: then the number
+// of ranks is in its shape.
+bool shape_may_tell_the_world(const std::vector<Piece>& in_a, const std::vector<Piece>& in_b) {
+  const Site& site = *in_a[0].site;
+  const bool activation = site.kind == Kind::tensor && (site.role == Role::input || site.role == Role::output);
+  const bool whole = !in_a[0].layout->is_shard() && !in_b[0].layout->is_shard();
+  return activation && whole && in_a[0].layout->shape != in_b[0].layout->shape;
+}
+
+void doubt_activations(const Pieces& in_a, const Pieces& in_b, ReshardedStep* result) {
+  std::erase_if(result->differing, [&](const RecordKey& key) {
+    if (!shape_may_tell_the_world(in_a.by_key.at(key), in_b.by_key.at(key))) return false;
+    result->not_comparable[key] = "its shape is another in each run, and it may be a part of a tensor";
+    return true;
+  });
+}
+
+// Takes out of a result what cannot say anything, and counts it. What the ranks did with it is compared where they keep it.
+uint64_t leave_out_collectives(const Pieces& in_a, const Pieces& in_b, ReshardedStep* result) {
+  const uint64_t alone = std::erase_if(result->not_comparable, [&](const auto& entry) {
+    const auto found = in_a.by_key.find(entry.first);
+    return (found != in_a.by_key.end() ? found->second : in_b.by_key.at(entry.first))[0].site->kind == Kind::collective;
+  });
+  return alone + std::erase_if(result->differing, [&](const RecordKey& key) {
+           return !means_the_same(in_a.by_key.at(key), in_b.by_key.at(key));
+         });
+}
+
 StepResult compare_step(const Run& a, const std::vector<size_t>& at_a, const Run& b, const std::vector<size_t>& at_b,
                         int64_t step, Level level) {
   StepResult out;
@@ -138,7 +176,9 @@ StepResult compare_step(const Run& a, const std::vector<size_t>& at_a, const Run
     return out;
   }
   out.read = true;
-  const ReshardedStep result = compare_pieces(in_a, in_b);
+  ReshardedStep result = compare_pieces(in_a, in_b);
+  doubt_activations(in_a, in_b, &result);
+  out.left_out = leave_out_collectives(in_a, in_b, &result);
   out.equal = result.equal.size(), out.differing = result.differing.size(),
   out.not_comparable = result.not_comparable.size();
   if (!result.not_comparable.empty()) {
@@ -191,7 +231,7 @@ void write_first(const Run& a, const Run& b, const Alignment& alignment, const S
 
 // What the steps add up to.
 struct Totals {
-  uint64_t not_comparable = 0, differing = 0;
+  uint64_t not_comparable = 0, differing = 0, left_out = 0;
   std::set<int> ranks;
   std::string why;
 };
@@ -206,9 +246,15 @@ Totals add_results(const Run& a, const Run& b, const Alignment& alignment, const
     verdict->coverage.steps_compared += result.step >= 0 && result.read ? 1 : 0;
     totals.not_comparable += result.not_comparable;
     totals.differing += result.differing;
+    totals.left_out += result.left_out;
     if (totals.why.empty()) totals.why = result.why;
     totals.ranks.insert(result.ranks_b.begin(), result.ranks_b.end());
     if (result.facts && !verdict->first) write_first(a, b, alignment, result, verdict);
+  }
+  if (totals.left_out > 0) {
+    verdict->coverage.limits.push_back(fmt::format("{} of collectives not compared: their buffers are cut by the number of "
+                                                   "ranks, which is another in each run",
+                                                   counted(totals.left_out, "record")));
   }
   if (totals.not_comparable > 0) {
     blockers->push_back(fmt::format("{} of {} could not be put together from both runs (first: {})",

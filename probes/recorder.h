@@ -65,7 +65,9 @@ class Recorder {
   // ---- A framework's bridge (torch_calls.cpp). Scopes that are named once and then by a number, for the process's life;
   // 0: there are too many (counted as lost). phase: -1 for none. Nothing is inherited. communicator: of communicator(), 0: none.
   uint32_t frame(const Token& token, int32_t phase, const char* layer, const char* op, uint32_t communicator, uint8_t flags);
-  uint32_t communicator(const Token& token, const char* name, const int32_t* members, int32_t member_count);
+  // id, own_place: as Communicator (lib/record.h); a zero id: its members call it by one name.
+  uint32_t communicator(const Token& token, const char* name, const int32_t* members, int32_t member_count,
+                        const Digest& id = {}, int32_t own_place = -1);
   // 0 (or a number that was not given out): the scope that the thread has open.
   const ScopeFrame& frame_or_scope(const Token& token, uint32_t handle) const {
     const ScopeFrame* frame = frames_.find(handle);

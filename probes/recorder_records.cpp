@@ -96,11 +96,14 @@ uint32_t Recorder::frame(const Token&, int32_t phase, const char* layer, const c
   return handle;
 }
 
-uint32_t Recorder::communicator(const Token&, const char* name, const int32_t* members, int32_t member_count) {
+uint32_t Recorder::communicator(const Token&, const char* name, const int32_t* members, int32_t member_count,
+                                const Digest& id, int32_t own_place) {
   if (!names_.create() || !frames_.create()) return lose(Loss::no_memory), 0;
   if (member_count < 0 || member_count > kMaxMembers) return lose(Loss::bad_collective), 0;
   const Name* text = names_.name(name);
-  const CommunicatorEntry* entry = text ? names_.communicator({text, members, member_count}) : nullptr;
+  CommunicatorKey key{text, members, member_count};
+  if (!(id == Digest{})) key.id = id, key.own_rank = own_place, key.size = member_count;
+  const CommunicatorEntry* entry = text ? names_.communicator(key) : nullptr;
   const uint32_t handle = entry ? frames_.add(entry) : 0;
   if (handle == 0) lose(Loss::names_full);
   return handle;

@@ -5,6 +5,7 @@
 #include <exception>
 #include <vector>
 
+#include "lib/digest_mix.h"
 #include "probes/launch_level.h"
 #include "probes/os.h"
 #include "probes/recorder.h"
@@ -160,9 +161,18 @@ PythonObject* call_micro_step(FORKPOINT_CALL_PARAMETERS) {
 
 // ---- Scopes. Handles are given out to a sleeping recorder as well: its child after a fork may be awake.
 
+// Equal on all members, since they were given one text.
+Digest communicator_id(const char* made_from) {
+  const Digest plain = digest_only(made_from, strlen(made_from));
+  const Digest id{mix64(plain.a), mix64(plain.b + strlen(made_from))};
+  return id == Digest{} ? Digest{1, 1} : id;
+}
+
 PythonObject* call_communicator(FORKPOINT_CALL_PARAMETERS) {
-  FORKPOINT_ARGUMENTS("communicator", 2, "name", "members");
+  FORKPOINT_ARGUMENTS("communicator", 2, "name", "members", "made_from", "place");
   const char* name = arguments.text(0);
+  const char* made_from = arguments.good() ? arguments.text(2) : nullptr;
+  const auto place = static_cast<int32_t>(arguments.number(3, -1));
   if (!arguments.good()) return nullptr;
   const PythonRef tuple(*api, api->PySequence_Tuple(arguments.object(1)));
   if (!tuple) return nullptr;
@@ -172,9 +182,10 @@ PythonObject* call_communicator(FORKPOINT_CALL_PARAMETERS) {
     members.push_back(static_cast<int32_t>(api->PyLong_AsLongLong(api->PyTuple_GetItem(tuple.get(), i))));
     if (members.back() == -1 && api->PyErr_Occurred()) return nullptr;
   }
+  const Digest id = *made_from ? communicator_id(made_from) : Digest{};
   uint32_t handle = 0;
   enter([&](const Token& token) {
-    handle = recorder.communicator(token, name, members.data(), static_cast<int32_t>(members.size()));
+    handle = recorder.communicator(token, name, members.data(), static_cast<int32_t>(members.size()), id, place);
   });
   return api->PyLong_FromLongLong(handle);
 }
@@ -279,6 +290,18 @@ PythonObject* call_scalar(FORKPOINT_CALL_PARAMETERS) {
   return none();
 }
 
+// A number that a collective was called with; frame: of the collective.
+PythonObject* call_argument(FORKPOINT_CALL_PARAMETERS) {
+  if (!recorder.wants_records()) return none();
+  FORKPOINT_ARGUMENTS("argument", 3, "frame", "name", "value");
+  const uint32_t frame = arguments.handle(0);
+  const char* name = arguments.text(1);
+  const double value = arguments.good() ? arguments.real(2) : 0;
+  if (!arguments.good()) return nullptr;
+  enter([&](const Token& token) { recorder.argument_in(token, recorder.frame_or_scope(token, frame), name, value); });
+  return none();
+}
+
 PythonObject* call_state(FORKPOINT_CALL_PARAMETERS) {
   if (!recorder.wants_records()) return none();
   FORKPOINT_ARGUMENTS("state", 4, "frame", "role", "name", "data", "flags");
@@ -349,7 +372,7 @@ constexpr Function kFunctions[] = {
     {"scalar", call_scalar},
     {"state", call_state},         {"fact", call_fact},
     {"limit", call_limit},         {"gap", call_gap},
-    {"say", call_say},
+    {"say", call_say},             {"argument", call_argument},
 };
 constexpr int kFunctionCount = sizeof(kFunctions) / sizeof(kFunctions[0]);
 PythonMethod methods[kFunctionCount] = {};  // Python keeps their addresses

@@ -107,6 +107,41 @@ TEST_CASE("what cannot be put together keeps runs of two world sizes from being 
   CHECK(v.reason.find("data: tokens") != std::string::npos);
 }
 
+TEST_CASE("buffers of collectives, which the number of ranks lays out, are left out between two world sizes and declared") {
+  const auto gathered = [](int ranks, uint64_t total) {
+    RunBuilder run = cut_in(ranks, 1, 7);
+    for (int rank = 0; rank < ranks; ++rank) {
+      std::vector<int> members(static_cast<size_t>(ranks));
+      for (int member = 0; member < ranks; ++member) members[static_cast<size_t>(member)] = member;
+      run.rank(rank).collective("all_gather", "fc", "world", members).input("input", value(40 + static_cast<uint64_t>(rank)));
+      run.rank(rank).output("output", value(50, {{4, 9 + ranks}, DType::f32}));
+      run.rank(rank).collective("all_reduce", "fc", "world", members).output("output", value(total));
+    }
+    return run;
+  };
+  const TemporaryFolder folder;
+  const std::string two = gathered(2, 60).write(folder / "two");
+  const Verdict equal = diff_folders(two, gathered(4, 60).write(folder / "four"));
+  INFO(dump(equal));
+  CHECK(equal.outcome == Outcome::identical);
+  CHECK(holds(equal.coverage.limits, "of collectives not compared"));
+
+  const Verdict total = diff_folders(two, gathered(4, 61).write(folder / "other-total"));  // all ranks have the whole
+  INFO(dump(total));
+  CHECK(is_at(first_of(total), 0, -1, Phase::collective, "fc", "output"));
+}
+
+TEST_CASE("an activation of another shape may be a part of one, and is no divergence between two world sizes") {
+  RunBuilder two = cut_in(2, 1, 7), four = cut_in(4, 1, 7);
+  for (int rank = 0; rank < 2; ++rank) two.rank(rank).forward("relu").input("input", zeros({{4, 8}, DType::f32}));
+  for (int rank = 0; rank < 4; ++rank) four.rank(rank).forward("relu").input("input", zeros({{4, 4}, DType::f32}));
+  const TemporaryFolder folder;
+  const Verdict v = diff_folders(two.write(folder / "two"), four.write(folder / "four"));
+  INFO(dump(v));
+  CHECK(v.outcome == Outcome::incomparable);
+  CHECK(v.reason.find("it may be a part of a tensor") != std::string::npos);
+}
+
 TEST_CASE("steps that both of two world sizes hold twice are not passed over") {
   RunBuilder a(2), b(1);
   for (RunBuilder* run : {&a, &b}) {

@@ -209,8 +209,8 @@ def watch_parameter(parameter, layer, name):
     parameter.register_post_accumulate_grad_hook(_Gradient(layer.backward, join(name, "grad")))
 
 
-def install(on_loss):
-    """on_loss() is called before each backward pass that is not a part of another."""
+def install(on_loss, on_end):
+    """on_loss() is called before each backward pass that is not a part of another, the functions on_end behind it."""
     original = torch.autograd.backward
     frames = (native.frame(FORWARD, "loss"), native.frame(BACKWARD, "loss"))
 
@@ -221,7 +221,7 @@ def install(on_loss):
         try:
             return original(tensors, *args, **kwargs)
         finally:
-            _end(handles)
+            _end(handles, on_end)
 
     torch.autograd.backward = functools.wraps(original)(backward)
 
@@ -242,9 +242,11 @@ def _begin(tensors, frames, on_loss):
     return handles
 
 
-def _end(handles):
+def _end(handles, on_end):
     try:
         native.set_backward(0)
+        for function in on_end:
+            function()
         for handle in handles:
             handle.remove()
     except Exception as error:

@@ -132,13 +132,14 @@ def _record_inputs(call, frame, flags, module, args, kwargs):
 
 
 def _record_parameters(frame, parameters):
-    """As the layer uses them: what changed since the optimizer wrote them shows. What cannot be read is left out: None,
-    and a shard, which is not what the layer uses either."""
+    """As the layer uses them: what changed since the optimizer wrote them shows. A shard is what lies in memory before
+    the layer's all-gather. What cannot be read is left out here: the optimizer's records say so."""
     if names.lean:
         parameters = {name: p for name, p in parameters.items() if p is not None and not p.is_cuda}
-        if not parameters:
-            return
-    native.tensors(frame, INPUT, parameters, parameters.values())
+    if not names.are_plain(parameters):
+        names.put_held(frame, INPUT, parameters)
+    elif parameters:
+        native.tensors(frame, INPUT, parameters, parameters.values())
 
 
 def after(module, args, output):
@@ -177,6 +178,11 @@ def _unwind(stack, call, module):
     return stack.pop()
 
 
+def _current():
+    stack = _thread.stack
+    return (stack[-1].layer.name, stack[-1].flags) if stack else ("", 0)
+
+
 def forget_open_calls():
     """An optimizer steps on this thread, so no module is running on it, whatever exceptions passed."""
     stack = _thread.stack
@@ -209,6 +215,7 @@ def install():
     ours = {torch_module.register_module_forward_pre_hook(before).id,
             torch_module.register_module_forward_hook(after, always_call=True).id}
     _be_discreet(ours)
+    steps.current_layer = _current
     return ours
 
 

@@ -52,7 +52,8 @@ _unprefixed = []   # id of the root without prefix
 _join = {}
 _kinds = {}
 lean = False       # launches are recorded: what layers are handed on a GPU is left to them (layers.py)
-specials = {}      # type of a tensor -> function(frame, role, name, tensor, flags), as parallel.py has for shards
+specials = {}      # type of a tensor -> function(frame, role, name, tensor, flags), or None: it is read as it is
+find_special = None  # function(type) that gives one; parallel.py sets it. Asked once a type.
 _said = set()
 
 
@@ -270,13 +271,33 @@ def are_plain(parameters):
     return True
 
 
+def _special(kind):
+    try:
+        return specials[kind]
+    except KeyError:
+        special = specials[kind] = find_special(kind) if find_special is not None else None
+        return special
+
+
 def put(frame, role, name, tensor, flags=0):
     """Records one tensor of any kind."""
-    special = specials.get(type(tensor)) if type(tensor) not in _plain else None
+    special = _special(type(tensor)) if type(tensor) not in _plain else None
     if special is not None:
         special(frame, role, name, tensor, flags)
     elif not native.tensor(frame, role, name, tensor, flags):
         unread(tensor, role)
+
+
+def put_held(frame, role, parameters):
+    """Of a module's table: those that can be read."""
+    for name, parameter in parameters.items():
+        if parameter is None:
+            continue
+        special = _special(type(parameter)) if type(parameter) not in _plain else None
+        if special is not None:
+            special(frame, role, name, parameter, 0)
+        else:
+            native.tensor(frame, role, name, parameter)
 
 
 _state = {PARAMETER, GRADIENT, OPTIMIZER_STATE, OTHER, BATCH, LOSS}
@@ -290,16 +311,6 @@ def unread(tensor, role=OUTPUT):
     if role in _state:
         native.gap("parameters, gradients or other state that could not be read: %s" % kind)
     limit_once("tensors that have no bytes of their own to read (a wrapper, sparse, meta, on another device)", kind)
-
-
-def put_all(frame, role, names, tensors, flags=0):
-    """Records many: plain ones in one call."""
-    if specials and any(type(t) in specials for t in tensors):
-        for name, tensor in zip(names, tensors):
-            put(frame, role, name, tensor, flags)
-        return
-    for place in native.tensors(frame, role, names, tensors, flags) or ():
-        unread(tensors[place], role)
 
 
 class Many:

@@ -14,6 +14,8 @@ from . import backward, names
 from .names import GRADIENT, LOAD, OPTIMIZER, OPTIMIZER_STATE, OTHER, PARAMETER, RNG, SCALAR, STATE, Many, join, put
 
 optimizers = []    # weak references, in the order in which they were made
+on_facts = []      # functions called before the first record
+find_parts = None  # function(module, {id of a parameter: what is added to its name}) of parallel.py
 _frames = {}
 owners = {}       # id of a parameter -> (Layer, its name); made anew for each step: it is valid only within one
 
@@ -28,13 +30,17 @@ def frame(phase, layer=""):
 
 def own(tree, deep):
     """Which layer each parameter belongs to; a gradient's hook for each that lacks one."""
+    parts = {}
     for layer in list(tree.children.values()):
         module = layer.reference()
         if module is None:
             continue
+        if find_parts is not None:
+            find_parts(module, parts)
         for name, parameter in module._parameters.items():
             if parameter is None or id(parameter) in owners:
                 continue
+            name += parts.get(id(parameter), "")
             owners[id(parameter)] = layer, name
             if deep and parameter.requires_grad and not is_lazy(parameter) and parameter.is_leaf:
                 backward.watch_parameter(parameter, layer, name)
@@ -92,9 +98,8 @@ def base():
 
 def facts():
     """And what of the job is not seen, whatever it does later."""
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_backend() != "nccl":
-        native.limit("collectives of torch.distributed that do not go through NCCL", distributed.get_backend())
+    for function in on_facts:
+        function()
     if "random" not in _seeded:
         native.limit("the state of Python's generator, which was not seen to be seeded before the first step", "")
     native.fact("torch", torch.__version__)
@@ -123,9 +128,11 @@ def _add_held(many, layer, phase, without):
     if module is None or not (module._parameters or module._buffers):
         return
     where = frame(phase, layer.name)
-    for name, parameter in module._parameters.items():
-        if (parameter is not None and not is_lazy(parameter) and id(parameter) not in without
-                and owners.get(id(parameter), (None,))[0] is layer):
+    for parameter in module._parameters.values():
+        if parameter is None or is_lazy(parameter) or id(parameter) in without:
+            continue
+        owner, name = owners.get(id(parameter), (None, ""))
+        if owner is layer:
             many.add(where, PARAMETER, name, parameter)
     for name, buffer in module._buffers.items():
         if buffer is not None and not is_lazy(buffer):

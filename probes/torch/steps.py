@@ -22,6 +22,9 @@ deep = native.LEVEL >= 1
 names.lean = native.LEVEL >= 2
 
 on_optimizer = []  # functions called when an optimizer begins to step
+on_step = []       # when a step begins
+on_backward = []   # when a backward pass that is not a part of another has ended
+current_layer = lambda: ("", 0)  # noqa: E731: (name, flags) of the module whose forward is open; layers.py puts its own
 _lock = threading.RLock()
 _thread = threading.local()  # .backward: the serial of the step in which this thread last ran a backward pass
 
@@ -39,6 +42,16 @@ class _Step:
     recorded = set()     # ids of those whose parameters this step holds
     in_scaler = False
     own = True           # False: no optimizer of torch's, so no steps
+
+
+def recording():
+    """Values of this moment are kept."""
+    return opened and listening and native.wanted()
+
+
+def serial():
+    """Another number in each step and micro-step."""
+    return _Step.serial, _Step.micro
 
 
 def trains(tree):
@@ -94,6 +107,8 @@ def begin():
     _Step.is_open, _Step.is_over, _Step.micro = True, False, 0
     _Step.serial, _Step.has_batch = _Step.serial + 1, False
     _Step.recorded.clear()
+    for function in on_step:
+        function()
     if native.wanted():
         state.record_generators()
 
@@ -281,5 +296,5 @@ def install(existing):
     torch.nn.utils.clip_grad_norm_ = torch.nn.utils.clip_grad.clip_grad_norm_ = clip
     state.watch_seeds(random)
     state.watch_seeds(sys.modules.get("numpy.random"))
-    backward.install(on_loss)
+    backward.install(on_loss, on_backward)
     atexit.register(at_exit)

@@ -78,10 +78,8 @@ def all_cases():
     return [
         case("ddp", "ddp", ops=("all_reduce",), planted=ON_RANK_1),
         case("ddp_nonblocking", "ddp", changes=NONBLOCKING, ops=("all_reduce",), planted=ON_RANK_1),
-        case("fsdp2", "fsdp2", ops=("all_gather", "reduce_scatter"), planted=ON_RANK_1,
-             declared=("could not be read",)),  # the bridge does not read shards yet
-        case("fsdp2_factor", "fsdp2", words=("factor",), ops=("all_gather", "reduce_scatter"),
-             declared=("could not be read",)),
+        case("fsdp2", "fsdp2", ops=("all_gather", "reduce_scatter"), planted=ON_RANK_1),
+        case("fsdp2_factor", "fsdp2", words=("factor",), ops=("all_gather", "reduce_scatter")),
         case("new_groups", "new_groups", ops=("all_reduce", "all_gather"), splits=True, planted=ON_RANK_1),
         case("new_groups_nonblocking", "new_groups", changes=NONBLOCKING, splits=True),
         # Memory pools do not work with cudaMallocAsync.

@@ -1,0 +1,45 @@
+"""DistributedDataParallel on gloo: gradients before and after the reduction, buckets, a communication hook."""
+import tempfile
+
+from parallel_driver import collectives, diff, expect, job, place, printed, record, replicas, run
+
+WORLD = "world"
+
+
+def buckets_are_recorded(folder, what):
+    found = collectives(folder)
+    for rank in 0, 1:
+        tensors = found.get((rank, "all_reduce", WORLD), [])
+        assert "input" in tensors, f"{what}, rank {rank}: no bucket was recorded: {found}"
+    return found
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        plain = run(job(2, "ddp"))
+        good = record(f"{folder}/good", 2, "ddp")
+        expect(printed(good), printed(plain), "what the recorded job printed")
+        found = buckets_are_recorded(f"{folder}/good", "ddp")
+        assert "output" in found[0, "all_reduce", WORLD], f"what came out of the reduction was not recorded: {found}"
+        expect(replicas(f"{folder}/good")["verdict"], "identical", "the ranks of an undisturbed job")
+
+        # One rank's gradient before the reduction: that rank is named, though the reduction hands it to the other.
+        record(f"{folder}/gradient", 2, "ddp", "--fault", "gradient")
+        verdict = diff(f"{folder}/good", f"{folder}/gradient")
+        expect(place(verdict)[:5], ("diverged", 1, 1, "backward", "2"), "a gradient altered before the reduction")
+        expect((verdict["first"]["tensor"], verdict["also_first"]), ("weight.grad", []), "and nothing else is an origin")
+        expect(sorted(verdict["ranks_diverged"]), [0, 1], "whom it reached")
+
+        # And after it: only that rank has it, and the ranks are out of sync.
+        record(f"{folder}/reduced", 2, "ddp", "--fault", "reduced")
+        verdict = diff(f"{folder}/good", f"{folder}/reduced")
+        expect(place(verdict)[:5], ("diverged", 1, 1, "optimizer", "2"), "a gradient altered after the reduction")
+        expect(verdict["first"]["tensor"], "weight.grad", "a gradient altered after the reduction")
+        verdict = replicas(f"{folder}/reduced")
+        expect((place(verdict)[:2], verdict["first"]["layer"]), (("diverged", 1), "2"), "ranks out of sync")
+
+        # A hook in place of the reducer's own all-reduce, which changes its buffer behind it.
+        hook = record(f"{folder}/hook", 2, "ddp_hook_divides_after")
+        expect(printed(hook), printed(plain), "with a communication hook")
+        buckets_are_recorded(f"{folder}/hook", "ddp_hook_divides_after")
+    print("DistributedDataParallel: gradients before and after the reduction")
