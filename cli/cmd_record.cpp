@@ -53,6 +53,7 @@ RecordingRequest request_from(const Arguments& arguments) {
   request.mask_names = arguments.has("mask-names");
   request.step_on = arguments.value("step-on");
   if (request.step_on) check_step_on(*request.step_on, "record");
+  if (const auto text = arguments.value("ops")) request.ops = parse_ops(*text, request.level, "record");
   read_launch_options(arguments, &request);
   if (const auto text = arguments.value("save-operands")) request.save = parse_operands(*text, "--save-operands");
   if (request.save && request.mask_names) {
@@ -178,6 +179,8 @@ const Verb& record_verb() {
                   {"mask-names", 0, "", "write names as hashes; leave the command and the folder out"},
                   {"first-step", 0, "N", "number of the first step, where the program does not say"},
                   {"step-on", 0, "REGEX", "a step begins with each kernel or NVTX range whose name matches"},
+                  {"ops", 0, "GLOB[,GLOB]",
+                   "layer level and up: PyTorch's ops inside of these layers too, forward and backward ('*': all)"},
                   {"inputs", 0, "", "launch level: digests right before each launch too"},
                   {"launch", 0, "STEP:INDEX", "launch level: the launch that --retry repeats (STEP -1: before the first)"},
                   {"retry", 0, "N", "launch level: run that launch N more times from the same inputs"},

@@ -54,7 +54,7 @@ ReplayRequest request_from(const Arguments& arguments, const std::optional<Manif
   recording.inputs = arguments.has("inputs");
   if (recording.inputs && recording.level != Level::launch) throw UsageError("replay: --inputs needs --level launch.");
   if (recording.level == Level::launch) recording.fixed_addresses = fix_addresses();
-  if (const auto ops = arguments.value("ops")) request.environment[contract::kOps] = *ops;
+  if (const auto ops = arguments.value("ops")) recording.ops = parse_ops(*ops, recording.level, "replay");
   if (const auto text = arguments.value("timeout"))
     request.patience = std::chrono::seconds(parse_count(*text, "--timeout", 0));
   request.show_output = arguments.has("show-output");

@@ -50,6 +50,7 @@ Manifest manifest_before(const RecordingRequest& request) {
   // For a command that records the same again.
   std::vector<std::string> options;
   if (request.step_on && !request.mask_names) options.insert(options.end(), {"--step-on", *request.step_on});
+  if (!request.ops.empty() && !request.mask_names) options.insert(options.end(), {"--ops", request.ops});
   if (request.keep_allocators) options.push_back("--keep-allocators");
   if (!options.empty()) manifest.versions["recorded with"] = shell_words(options);
   if (request.level == Level::launch) manifest.versions["addresses"] = request.fixed_addresses ? "fixed" : "randomised";
@@ -79,7 +80,7 @@ EnvironmentChanges contract_environment(const RecordingRequest& request, const s
   using namespace contract;
   EnvironmentChanges changes = allocator_changes(request);
   for (const char* variable : {kSteps, kRanks, kEvery, kMaxSizeBytes, kMaskNames, kFirstStep, kInputs, kStepOn, kRetry, kLaunch, kSave,
-                               kSequence, kStopAfter}) {
+                               kSequence, kStopAfter, kOps}) {
     changes[variable] = std::nullopt;
   }
   changes[kRun] = fs::absolute(request.run_directory).lexically_normal().string();
@@ -94,6 +95,7 @@ EnvironmentChanges contract_environment(const RecordingRequest& request, const s
   if (request.mask_names) changes[kMaskNames] = "1";
   if (request.first_step) changes[kFirstStep] = std::to_string(*request.first_step);
   if (request.step_on) changes[kStepOn] = *request.step_on;
+  if (!request.ops.empty()) changes[kOps] = request.ops;
   if (request.inputs) changes[kInputs] = "1";
   if (request.sequence) changes[kSequence] = "1";
   if (request.retry > 0) changes[kRetry] = std::to_string(request.retry);

@@ -22,6 +22,7 @@ struct RecordingRequest {
   bool mask_names = false;
   std::optional<int64_t> first_step;
   std::optional<std::string> step_on;        // regular expression
+  std::string ops;                           // layers whose framework ops are recorded too: globs, by commas; empty: none
   bool inputs = false;                       // launch level: digests before each launch too
   bool sequence = false;                     // launch level: digests only of what goes to the host
   int64_t retry = 0;                         // repetitions of the launch ...

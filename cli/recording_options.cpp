@@ -29,4 +29,17 @@ void check_step_on(const std::string& expression, std::string_view verb) {
                    "A POSIX extended one is expected, such as '^step$'.");
 }
 
+std::string parse_ops(const std::string& globs, Level level, std::string_view verb) {
+  constexpr size_t kMostBytes = 1023;  // the probe has room for so many
+  constexpr char kHint[] = "Name layers, as in --ops 'blocks.3.*,head'; '*' stands for all of them.";
+  if (level == Level::step) {
+    throw UsageError(fmt::format("{}: --ops needs the layers, and the level is step.", verb), "Add --level layer (or launch).");
+  }
+  if (globs.find_first_not_of(", ") == std::string::npos) throw UsageError(fmt::format("{}: --ops names no layer.", verb), kHint);
+  if (globs.size() > kMostBytes) {
+    throw UsageError(fmt::format("{}: --ops is {} bytes long, and {} is the most.", verb, globs.size(), kMostBytes), kHint);
+  }
+  return globs;
+}
+
 }  // namespace forkpoint

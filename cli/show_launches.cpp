@@ -23,6 +23,7 @@ constexpr FlagName kLaunchFlagNames[] = {
     {kLaunchLegacyStream, "legacy stream"},
     {kLaunchPeerMapped, "peer mapped"},
     {kLaunchNonBlocking, "non-blocking"},
+    {kLaunchRecompute, "recompute"},
 };
 constexpr FlagName kBufferFlagNames[] = {
     {kBufferBefore, "before"},   {kBufferWindow, "window"},       {kBufferNoDigest, "no digest"}, {kBufferRead, "read"},

@@ -46,6 +46,7 @@ enum LaunchFlags : uint8_t {
   kLaunchLegacyStream = 16,  // on the default stream that waits for every blocking stream, and they for it
   kLaunchPeerMapped = 32,    // a buffer is mapped into another device or process
   kLaunchNonBlocking = 64,   // its stream does not wait for the legacy default stream, nor that for it
+  kLaunchRecompute = 128,    // of a layer's second forward, under activation checkpointing
 };
 
 // Places below kPlaceSpecial are the byte offset of the pointer in the parameter block of the kernel.

@@ -89,7 +89,9 @@ void RowBuilder::describe(LaunchKind kind, const Name* name) {
   row.kind = kind;
   row.stream = stream.ordinal;
   row.flags = static_cast<uint8_t>(row.flags | stream.flags);
-  packet_->site = recorder.launch_site(token_, name);
+  bool recompute = false;
+  packet_->site = recorder.launch_site(token_, name, &recompute);
+  if (recompute) row.flags |= kLaunchRecompute;
 }
 
 PacketBuffer* RowBuilder::add_buffer(uint32_t where, uint64_t address, const Allocation& allocation, bool whole, uint64_t bytes) {

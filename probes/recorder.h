@@ -107,7 +107,8 @@ class Recorder {
   bool is_stalled() const;
   void note_stall();
   // REQUIRES: names().create() was true. nullptr when there are too many.
-  const SiteEntry* launch_site(const Token& token, const Name* kernel);
+  // recompute: the thread is in a layer's second forward.
+  const SiteEntry* launch_site(const Token& token, const Name* kernel, bool* recompute = nullptr);
   void lose_row(Loss loss, int error = 0) { lose(loss, error); }
   const Settings& settings() const { return *settings_; }
   int own_rank() const;

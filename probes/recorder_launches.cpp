@@ -38,9 +38,10 @@ void Recorder::publish_row(const Token& token, const RowPlace& place, LaunchPack
   if (!drain_registered_.exchange(true)) drain_before_libraries_go();
 }
 
-const SiteEntry* Recorder::launch_site(const Token& token, const Name* kernel) {
+const SiteEntry* Recorder::launch_site(const Token& token, const Name* kernel, bool* recompute) {
   const ScopeStack* stack = ScopeStack::of_thread_if_any(token);
   const ScopeFrame& frame = stack ? stack->of_launches() : scope(token);
+  if (recompute) *recompute = (frame.flags & kRecordRecompute) != 0;
   return kernel ? names_.site(site_key_of(frame, Role::other, Kind::launch, kernel)) : nullptr;
 }
 

@@ -41,15 +41,17 @@ def _whole_base(view):
     return base if base.grad_fn is not None and base.numel() == view.numel() else None
 
 
-def _on_output(layer, places, done=None):
-    """places: (number of the node's output, name)."""
+def _on_output(layer, places, done=None, innermost=True):
+    """places: (number of the node's output, name). innermost: what the node launches is this layer's, and not that of one
+    inside of it whose output is this layer's as well."""
     frame = layer.backward
 
     def before(grads):
         if is_compiling():
             return None
         try:
-            native.set_backward(frame)
+            if innermost:
+                native.set_backward(frame)
             if done is not None:
                 done[0] = True
             for number, name in places:
@@ -94,9 +96,10 @@ def _on_input(layer, places, after_frame):
     return after
 
 
-def watch(layer, edges, outputs, outer, oldest):
+def watch(layer, edges, outputs, outer, oldest, taken):
     """Hooks onto the nodes of a call that just ended. outputs: (name, tensor). outer: Layer that the call was made in.
-    oldest: sequence_number() at its beginning."""
+    oldest: sequence_number() at its beginning. taken: numbers of the nodes that gave the outputs of calls inside of the
+    root's that ended before; this one's are added."""
     nodes = {}  # node -> [(number, name)], in the order of the outputs
     bases = []  # (node of the view, node of the base, number, name)
     for name, tensor in outputs:
@@ -117,7 +120,9 @@ def watch(layer, edges, outputs, outer, oldest):
     done = {view: [False] for view, _, _, _ in bases} if bases else {}
     for node, places in nodes.items():
         if node not in origins:  # else the module handed its input on: that gradient is another module's grad_output
-            node.register_prehook(_on_output(layer, places, done.get(node)))
+            number = node._sequence_nr()
+            node.register_prehook(_on_output(layer, places, done.get(node), number not in taken))
+            taken.add(number)
     for view, node, number, name in bases:
         if node not in origins and view not in origins:
             node.register_prehook(_on_base(layer, number, name, done[view]))

@@ -82,7 +82,7 @@ def _install_hooks(late):
     if tuple(int(n) for n in torch.__version__.split("+")[0].split(".")[:2]) < (2, 4):
         native.limit("torch older than 2.4: its layers are not seen", torch.__version__)
         return
-    from . import layers, names, steps
+    from . import graphs, layers, names, steps
 
     optimizers = []
     if late:
@@ -90,13 +90,14 @@ def _install_hooks(late):
     ours = layers.install()
     steps.on_optimizer.append(layers.forget_open_calls)
     steps.install(optimizers)
+    graphs.install()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=lambda: _leave_child(layers, steps, ours))
     if native.source("parallel") is not None:
         from . import parallel
 
         parallel.install()
-    if native.OPS and native.source("ops") is not None:
+    if native.OPS:
         from . import ops
 
         ops.install()

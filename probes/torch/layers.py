@@ -27,10 +27,11 @@ class _Thread(threading.local):
         self.stack = []     # a _Call for each module whose forward is open
         self.on = False     # values are recorded in this call of a root
         self.used = set()   # layers whose parameters were recorded as inputs in it
+        self.taken = set()  # see backward.watch
 
 
 class _Call:
-    __slots__ = ("module", "layer", "flags", "recorded", "edges", "oldest")
+    __slots__ = ("module", "layer", "flags", "recorded", "edges", "oldest", "ops")
 
     def __init__(self, module, layer, flags):
         self.module = module
@@ -39,8 +40,10 @@ class _Call:
         self.recorded = False
         self.edges = None
         self.oldest = 0
+        self.ops = None
 
 
+ops_enter = ops_leave = None  # of ops.py, where ops are wanted
 _thread = _Thread()
 
 
@@ -77,6 +80,7 @@ def _enter_root(thread, stack, module, args, caller):
         steps.training_forward(args, _keywords(caller))
     thread.used.clear()
     thread.on = steps.opened and native.wanted()
+    thread.taken = set()
     if steps.deep:
         _enter(thread, stack, module, args, caller, layer, None, flags)
     else:
@@ -99,6 +103,8 @@ def _enter(thread, stack, module, args, caller, layer, outer, flags=0):
     native.push(frame)
     call.recorded = True
     _record_inputs(call, frame, flags, module, args, _keywords(caller))
+    if ops_enter is not None:
+        call.ops = ops_enter(layer, flags, module)
 
 
 def _record_inputs(call, frame, flags, module, args, kwargs):
@@ -157,6 +163,8 @@ def after(module, args, output):
             call = _unwind(stack, call, module)
         if call is not None and call.recorded:
             try:
+                if call.ops is not None:
+                    ops_leave(call.ops, output, call.edges)
                 _record_outputs(call, output, stack)
             finally:
                 native.pop()
@@ -173,12 +181,15 @@ def _unwind(stack, call, module):
         stack.extend(reversed(above))
         return None
     for dropped in above:
+        if dropped.ops is not None:
+            ops_leave(dropped.ops)
         if dropped.recorded:
             native.pop()
     return stack.pop()
 
 
-def _current():
+def current():
+    """Of the innermost layer whose forward is open on this thread: (name, flags)."""
     stack = _thread.stack
     return (stack[-1].layer.name, stack[-1].flags) if stack else ("", 0)
 
@@ -207,7 +218,8 @@ def _record_outputs(call, output, stack):
         for name, tensor in outputs:
             put(frame, OUTPUT, name, tensor, flags)
     if is_grad_enabled():
-        backward.watch(layer, call.edges, outputs, stack[-1].layer if stack else None, call.oldest)
+        backward.watch(layer, call.edges, outputs, stack[-1].layer if stack else None, call.oldest,
+                       _thread.taken)
 
 
 def install():
@@ -215,7 +227,7 @@ def install():
     ours = {torch_module.register_module_forward_pre_hook(before).id,
             torch_module.register_module_forward_hook(after, always_call=True).id}
     _be_discreet(ours)
-    steps.current_layer = _current
+    steps.current_layer = current
     return ours
 
 

@@ -24,6 +24,7 @@ names.lean = native.LEVEL >= 2
 on_optimizer = []  # functions called when an optimizer begins to step
 on_step = []       # when a step begins
 on_backward = []   # when a backward pass that is not a part of another has ended
+on_stepped = []    # functions called with an optimizer that has stepped
 current_layer = lambda: ("", 0)  # noqa: E731: (name, flags) of the module whose forward is open; layers.py puts its own
 _lock = threading.RLock()
 _thread = threading.local()  # .backward: the serial of the step in which this thread last ran a backward pass
@@ -37,7 +38,7 @@ class _Step:
     serial = 0           # of the steps that began
     has_batch = False
     closer = None        # weak: the optimizer that ends steps
-    running = []         # optimizers whose step() is open, the outermost first
+    running = []         # optimizers whose step() is open, the outermost first; each has a scope of its thread open
     others = []          # ids of those that stepped since the closer did, once a step
     recorded = set()     # ids of those whose parameters this step holds
     in_scaler = False
@@ -144,15 +145,23 @@ def _has_closure(args, kwargs):
     return callable(closure)
 
 
+def _leave(optimizer):
+    if optimizer in _Step.running:
+        at = _Step.running.index(optimizer)
+        for _ in _Step.running[at:]:
+            native.pop()
+        del _Step.running[at:]
+
+
 def before_optimizer(optimizer, args, kwargs):
     if torch.compiler.is_compiling():
         return
     try:
-        if optimizer in _Step.running:  # its last step() raised
-            del _Step.running[_Step.running.index(optimizer):]
-        _Step.running.append(optimizer)
+        _leave(optimizer)  # its last step() raised
         for function in on_optimizer:
             function()
+        _Step.running.append(optimizer)
+        native.push(state.frame(OPTIMIZER))  # for launches
         if not listening or not native.active():
             return
         if _has_closure(args, kwargs):
@@ -172,8 +181,9 @@ def after_optimizer(optimizer, args, kwargs):
     if torch.compiler.is_compiling():
         return
     try:
-        if optimizer in _Step.running:
-            del _Step.running[_Step.running.index(optimizer):]
+        _leave(optimizer)
+        for function in on_stepped:
+            function(optimizer)
         if not listening or not _Step.is_open or not native.active():
             return
         if native.wanted():
@@ -203,6 +213,19 @@ def _stepped(optimizer):
             _Step.others.clear()
             if len(state.living()) <= 1:
                 end()
+
+
+def graph_begins():
+    """A CUDA graph that holds an optimizer's step is about to be replayed."""
+    with _lock:
+        if _Step.is_open and _Step.is_over:
+            end()
+        if not _Step.is_open:
+            begin()
+
+
+def graph_stepped(optimizer):
+    _stepped(optimizer)
 
 
 _Step.stepped = None

@@ -136,6 +136,8 @@ TEST_CASE("mistakes on record's own command line are 125, since 1 and 2 could be
                                              {"record", "--level", "fine", "--", "true"},
                                              {"record", "--step-on", "(", "--", "true"},
                                              {"record", "--step-on", "", "--", "true"},
+                                             {"record", "--ops", "*", "--", "true"},
+                                             {"record", "--level", "layer", "--ops", ",", "--", "true"},
                                              {"record", "--level", "launch", "--retry", "999999", "--launch", "3:1", "--", "true"},
                                              {"record", "--every", "0", "--", "true"},
                                              {"record", "--max-size", "big", "--", "true"},
@@ -150,6 +152,8 @@ TEST_CASE("mistakes on record's own command line are 125, since 1 and 2 could be
   }
   const ProgramResult inputs = run_forkpoint({"record", "--inputs", "--", "true"});
   CHECK(contains(inputs.err, "--inputs needs --level launch, and the level is step"));
+  const ProgramResult ops = run_forkpoint({"record", "--ops", "*", "--", "true"});
+  CHECK(contains(ops.err, "--ops needs the layers, and the level is step"));
 }
 
 TEST_CASE("--certify gives both runs the same stdin, from where it stands in its file") {

@@ -75,6 +75,7 @@ run_cases() {  # run_cases NAME COMMAND...
 run_stage_launch() {
   run_bench launch_plain bash tests/gpu/need_gpus.sh 1 bash tests/gpu/launch_plain.sh "$build"
   run_cases launch_cases python3 tests/torch/launch_cases.py "$build" --time-limit 400
+  run_cases torch_graphs python3 tests/gpu/torch_graphs.py "$build"
 }
 run_stage_two-gpus() {  # what they need and is not here is skipped, case by case
   run_cases two_gpus python3 tests/gpu/two_gpus.py "$build" --time-limit 200
