@@ -268,6 +268,11 @@ void decide_state_or_input(const CauseFacts& facts, Cause* cause) {
         facts.gradients_recorded && !facts.start_unseen && facts.unseen_steps.empty() && !facts.messages_differ;
     return decide(cause, local ? "nondeterministic_op" : "unknown", classes);
   }
+  // Another record that holds the same number says nothing of where this one came from.
+  if (facts.site.role == Role::input && (facts.site.kind == Kind::scalar || facts.site.kind == Kind::state)) {
+    cause->evidence.push_back("the op was called with another number or setting, which is not computed by a recorded op");
+    return decide(cause, "unknown", {"hyperparameter", "structure"});
+  }
   cause->evidence.push_back(
       facts.last_seen.empty()
           ? "it is an input, and nothing recorded before it differs: its producer was not observed, or it "
