@@ -12,6 +12,10 @@ const Verb& resume_verb();
 const Verb& show_verb();
 const Verb& merge_verb();
 const Verb& checkpoints_verb();
+const Verb& run_verb();
+const Verb& ps_verb();
+const Verb& attach_verb();
+const Verb& detach_verb();
 const Verb& version_verb();
 
 const std::vector<const Verb*>& verbs();

@@ -94,7 +94,7 @@ void ensure_environment_read() {
     return;
   }
   read_settings([](const char* name) -> const char* { return getenv(name); }, &settings);
-  if (settings.state == Settings::State::ready) {
+  if (settings.state != Settings::State::malformed) {
     const long bytes = syscall(SYS_sched_getaffinity, 0, sizeof(settings.cpus), settings.cpus);
     settings.cpus_bytes = bytes > 0 ? static_cast<size_t>(bytes) : 0;
   }
@@ -108,9 +108,8 @@ void ensure_environment_read() {
 }
 
 void offer_to_libraries(const char* own_path) {
-  if (settings.state != Settings::State::ready) return;
-  offer_injection(settings, own_path);
-  install_torch_bridge(settings);
+  if (settings.state == Settings::State::ready) offer_injection(settings, own_path);
+  if (settings.state != Settings::State::malformed) install_torch_bridge(settings);
 }
 
 void enter_cuda_injection() {

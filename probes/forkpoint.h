@@ -1,6 +1,7 @@
 /* forkpoint.h: tell the forkpoint probe what a C or C++ trainer is doing. Header-only; needs nothing at link time but
- * libdl (in libc since glibc 2.34). Without the probe in the process, or while it sleeps, every call is a no-op that
- * costs a load and a branch.
+ * libdl (in libc since glibc 2.34). Without the probe in the process every call is a no-op that costs a load and a branch;
+ * while it sleeps, too, but for the begin and end of a step, the rank and the facts: `forkpoint attach` wakes the probe of a
+ * running job at a step's number, so it keeps count.
  *
  *   forkpoint_step_begin(step);                                    // or forkpoint::Step scope(step);
  *   { forkpoint::Layer scope(FORKPOINT_FORWARD, "blocks.0.mlp.fc1");
@@ -67,7 +68,7 @@ typedef struct forkpoint_tensor_desc {
 /* The probe's table of entry points. Fields are only ever appended. */
 typedef struct forkpoint_api {
   uint32_t version;
-  volatile int32_t active; /* 0: dormant, every call returns at once */
+  volatile int32_t active; /* 0: dormant, nothing is recorded */
   volatile int32_t level;  /* 0 step, 1 layer, 2 launch; meaningful while active */
   void (*rank)(int32_t rank, int32_t world_size);
   void (*step_begin)(int64_t step);
@@ -106,17 +107,17 @@ static inline int forkpoint_level(void) { return forkpoint_table_->level; }
 /* Which rank this process is. Needed only where RANK and WORLD_SIZE (or OMPI_COMM_WORLD_*, SLURM_*, PMI_*) do not say;
  * call it before the first record. */
 static inline void forkpoint_rank(int32_t rank, int32_t world_size) {
-  if (forkpoint_active()) forkpoint_table_->rank(rank, world_size);
+  if (forkpoint_table_->rank) forkpoint_table_->rank(rank, world_size);
 }
 
 /* A step is global and 0-based, from data load to the end of its optimizer update. Beginning one ends the one before.
  * Before the first step, records in phase load (which is the phase where no scope gives one) are what the run starts from
  * (initial weights, a checkpoint). All others made before a step begins belong to that step; those after the last step's end are not kept. */
 static inline void forkpoint_step_begin(int64_t step) {
-  if (forkpoint_active()) forkpoint_table_->step_begin(step);
+  if (forkpoint_table_->step_begin) forkpoint_table_->step_begin(step);
 }
 static inline void forkpoint_step_end(void) {
-  if (forkpoint_active()) forkpoint_table_->step_end();
+  if (forkpoint_table_->step_end) forkpoint_table_->step_end();
 }
 /* Gradient accumulation: index counts from 0 within the step; step_begin sets it back to 0. */
 static inline void forkpoint_micro_step(int32_t index) {
@@ -151,7 +152,7 @@ static inline void forkpoint_state(const char* name, int32_t role, const void* d
 }
 /* A fact for the run's manifest: a version, a parallel coordinate ("tp_rank"). */
 static inline void forkpoint_fact(const char* name, const char* value) {
-  if (forkpoint_active()) forkpoint_table_->fact(name, value);
+  if (forkpoint_table_->fact) forkpoint_table_->fact(name, value);
 }
 
 #endif /* FORKPOINT_PROBE_ITSELF */

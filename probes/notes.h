@@ -36,6 +36,10 @@ class NoteList {
 
 struct Notes {
   NoteList limits, gaps;
+  // A recording begins: what happened before is not its own.
+  void forget_when() {
+    for (uint32_t i = 0; Note* note = gaps.at(i); ++i) note->when.reset();
+  }
 };
 
 }  // namespace forkpoint

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "probes/agent.h"
+#include "probes/attachment.h"
 #include "probes/cuda_digest.h"
 #include "probes/launch_level.h"
 #include "probes/nccl_hooks.h"
@@ -30,6 +32,7 @@ constinit Recorder recorder;
 
 void Recorder::set_up(const Settings* settings, forkpoint_api* table) {
   settings_ = settings;
+  base_ = settings;
   table_ = table;
 }
 
@@ -136,11 +139,14 @@ void Recorder::drain_at_exit() {
 }
 
 void Recorder::save_before_death() {
+  const Guard::Use use;
   Session* session = session_.load();
   if (session && session->owned_by_this_process()) session->save(now_ns() + kAbortPatienceNs);
 }
 
 void Recorder::finish_at_exit() {
+  leave_agent();
+  const Guard::Use use;
   Session* session = session_.load();
   if (!session || !session->owned_by_this_process()) return;
   deactivate();
@@ -156,6 +162,10 @@ void Recorder::after_fork_in_child() {
     if (ancestors_ < kMaxAncestors) ancestor_ranks_[ancestors_++] = session ? session->rank() : own_rank();
   }
   if (session) session->abandon_in_child();
+  attachment.forget_in_child();
+  agent_in_child();
+  settings_ = base_;
+  retired_ = nullptr;
   life_.store(static_cast<uint32_t>(Life::idle));
   losses_.reset();
   limits_.reset();
@@ -176,7 +186,7 @@ void Recorder::after_fork_in_child() {
   forget_steps_in_child();
   forget_nccl_in_child();
   // Whatever made the parent sleep: the child may be another rank.
-  __atomic_store_n(&table_->active, 1, __ATOMIC_RELEASE);
+  __atomic_store_n(&table_->active, sleeps_by_itself() ? 0 : 1, __ATOMIC_RELEASE);
 }
 
 // ---- Who and when
@@ -196,6 +206,7 @@ void Recorder::set_rank(const Token&, int32_t rank, int32_t world_size) {
   given_world_.store(world_size);
   given_rank_.store(rank);
   if (!settings_->wants_rank(rank)) deactivate();
+  if (sleeps_by_itself()) be_reachable();
 }
 
 int Recorder::known_rank(int* world_size) const {
@@ -227,33 +238,47 @@ void Recorder::begin_step(const Token& token, int64_t step) {
   if (step < 0) return lose(Loss::bad_step);
   handle_forks();
   if (settings_->stop_after >= 0 && is_past_stop(token, step)) return;
+  const bool sleeper = sleeps_by_itself();
+  if (sleeper) {
+    be_reachable();
+    attachment.before_step(token, step);
+  }
   Event event;
   event.kind = EventKind::step_begin;
   event.step = step;
-  event.wanted = settings_->wants_step(step);
+  event.wanted = is_awake() && settings_->wants_step(step) && (!sleeper || attachment.wants_step(step));
   micro_step_.store(0);
   step_.store(step);
+  step_is_known_.store(true);
   // What came after the end of the last step is the beginning of this one.
   const bool ends_step = in_step_.exchange(true);
   if (ends_step || !any_step_.exchange(true)) next_row_.store(0);
   event.step_serial = step_serial_.fetch_add(1) + 1;
+  if (!is_awake()) return;
   const bool placed = push_step_event(token, event, ends_step);
   // A record that cannot be told which step it belongs to must not land in another.
   if (!placed) losses_.add(Loss::step_lost, step);
   wanted_.store(event.wanted && placed);
   launch_level_at_step(token, *settings_, step);
+  if (sleeper) attachment.step_begun(token, step);
 }
 
 void Recorder::end_step(const Token& token) {
   if (!in_step_.exchange(false)) return;
   next_row_.store(0);
+  if (!is_awake()) return;
   Event event;
   event.kind = EventKind::step_end;
   const bool placed = push_step_event(token, event, true);
   micro_step_.store(0, std::memory_order_relaxed);
   if (!placed) losses_.add(Loss::step_lost, step_.load());
   // What comes before the next step begins belongs to it. Whether that one is wanted shows then: it is kept until then.
-  wanted_.store(placed);
+  const bool sleeper = sleeps_by_itself();
+  wanted_.store(placed && !sleeper);
+  if (sleeper) {
+    attachment.step_ended(token, step_.load());
+    if (attachment.wants_between(step_.load())) wanted_.store(placed);
+  }
   if (stop_.ends_with(step_.load())) stop_recording(token);
 }
 
@@ -281,7 +306,7 @@ void Recorder::stop_recording(const Token&) {
   Session* session = session_if_running();
   if (!session) return stop_.note_end(true);  // nothing was recorded: nothing is to be written
   stop_.set_rank(session->rank(), session->world_size());
-  session->finish_later(now_ns() + kStopPatienceNs);
+  session->end_soon(now_ns() + kStopPatienceNs, false);
 }
 
 // The next step must still find the recorder awake, so that this rank waits there.

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <string_view>
 
 #include "probes/descriptor.h"
 #include "probes/frames.h"
@@ -23,6 +24,18 @@ class CudaContext;
 class RecordBatch;
 struct BatchPlace;
 struct TensorRequest;
+
+// Which settings count: those that the process was loaded with, or those of a recording that was asked for later.
+class CurrentSettings {
+ public:
+  void operator=(const Settings* settings) { settings_.store(settings, std::memory_order_release); }
+  const Settings* operator->() const { return settings_.load(std::memory_order_acquire); }
+  const Settings& operator*() const { return *settings_.load(std::memory_order_acquire); }
+  operator const Settings*() const { return settings_.load(std::memory_order_acquire); }
+
+ private:
+  std::atomic<const Settings*> settings_{nullptr};
+};
 
 class Recorder {
  public:
@@ -139,6 +152,26 @@ class Recorder {
   void after_fork_in_child();
   void deactivate();
 
+  // ---- Recordings that are asked for while the process runs (attachment.h). Not asked for at load: the process sleeps.
+  bool sleeps_by_itself() const { return base_ && base_->state == Settings::State::unset; }
+  void be_reachable();  // this process trains: it may be attached from now on. At calls of the host
+  // Agent's thread. Awake, but for steps only. settings: ready, and without a wanted step.
+  void listen(const Settings* settings);
+  void stop_listening();
+  // Host's thread, at a step's begin: what follows is recorded as settings say.
+  void wake(const Settings* settings);
+  void end_watching(const Token& token);
+  void fall_asleep(bool cut);  // any thread. cut: in the middle of a step
+  // Agent's thread, behind fall_asleep.
+  bool session_has_ended();
+  void copy_session_failure(char* text, size_t text_bytes);
+  bool reclaim_session();  // false: somebody may still use it; ask again
+  // The last step that has begun; -1: none, or nobody counted while the process slept.
+  int64_t last_step() const;
+  bool in_step() const { return in_step_.load(); }
+  const char* run_directory() const { return settings_->run_directory; }
+  std::string_view level_name() const { return name(settings_->level); }
+
  private:
   enum class Life : uint32_t { idle, starting, running, ended };
 
@@ -169,7 +202,9 @@ class Recorder {
   bool is_past_stop(const Token& token, int64_t step);
   void stop_recording(const Token& token);
 
-  const Settings* settings_ = nullptr;
+  CurrentSettings settings_;
+  const Settings* base_ = nullptr;  // as the process was loaded
+  Session* retired_ = nullptr;      // ended, and not freed yet; agent's thread
   forkpoint_api* table_ = nullptr;
   NameTables names_;
   FactList facts_;
@@ -189,6 +224,7 @@ class Recorder {
   std::atomic<int64_t> exit_deadline_ns_{0};
 
   std::atomic<bool> any_step_{false};
+  std::atomic<bool> step_is_known_{false};  // it was told since the process last fell asleep
   std::atomic<bool> in_step_{false};
   std::atomic<bool> wanted_{true};  // records of this moment are kept
   std::atomic<int64_t> step_{kPrologueStep};

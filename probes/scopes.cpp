@@ -39,10 +39,14 @@ ScopeStack* ScopeStack::of_thread(const Token&) {
     pthread_key_t key;
     if (thread_stack && stack_key(&key)) pthread_setspecific(key, thread_stack);  // failing only leaks one stack
   }
+  if (thread_stack) thread_stack->keep_up();
   return thread_stack;
 }
 
-ScopeStack* ScopeStack::of_thread_if_any(const Token&) { return thread_stack; }
+ScopeStack* ScopeStack::of_thread_if_any(const Token&) {
+  if (thread_stack) thread_stack->keep_up();
+  return thread_stack;
+}
 
 bool ScopeStack::push(const ScopeFrame& frame) {
   if (depth_ == kMaxScopeDepth) {

@@ -1,6 +1,7 @@
 // The stack of open scopes of each thread. Allocated when a thread opens its first scope, freed when it ends.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 #include "probes/guard.h"
@@ -27,6 +28,9 @@ class ScopeStack {
   // As of_thread, but does not allocate: nullptr when the thread never opened a scope.
   static ScopeStack* of_thread_if_any(const Token& token);
 
+  // All threads: what is open now is not open any more. Any thread.
+  static void forget_all() { epoch_now_.fetch_add(1, std::memory_order_relaxed); }
+
   // The innermost scope; what it inherits is already filled in.
   const ScopeFrame& top() const { return depth_ == 0 ? kNone : frames_[depth_ - 1]; }
   // false: deeper than kMaxScopeDepth; the scope is counted, and top() stays.
@@ -41,6 +45,12 @@ class ScopeStack {
 
  private:
   static const ScopeFrame kNone;
+  static inline std::atomic<uint32_t> epoch_now_{0};
+  void keep_up() {
+    const uint32_t now = epoch_now_.load(std::memory_order_relaxed);
+    if (epoch_ != now) epoch_ = now, depth_ = too_deep_ = 0, backward_ = nullptr;
+  }
+  uint32_t epoch_ = 0;
   int depth_ = 0;
   int too_deep_ = 0;
   const ScopeFrame* backward_ = nullptr;

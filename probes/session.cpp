@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <new>
 
 #include "lib/error.h"
@@ -157,11 +158,18 @@ void Session::finish(int64_t deadline_ns) {
   }
 }
 
-void Session::finish_later(int64_t deadline_ns) {
+void Session::end_soon(int64_t deadline_ns, bool cut) {
+  cut_.store(cut);
   stop_deadline_ns_.store(deadline_ns);
   stop_.store(1);
   kick();
 }
+
+void Session::copy_failure(char* text, size_t text_bytes) const {
+  if (is_done()) snprintf(text, text_bytes, "%s", failure_);
+}
+
+void Session::note_failure(const char* text) { snprintf(failure_, sizeof(failure_), "%s", text); }
 
 void Session::abandon_in_child() {
   ring_.destroy();
@@ -182,7 +190,7 @@ void Session::check_descriptor() const {
 }
 
 void Session::run() noexcept {
-  const Guard guard;  // whatever hooks see of this thread is ours
+  const Guard guard(Guard::OwnThread::yes);
   prctl(PR_SET_NAME, "forkpoint");
   bool whole = false;
   // Not where the host has pinned the thread that made the first record: the two would share a core.
@@ -192,8 +200,11 @@ void Session::run() noexcept {
     open_stream();
     consume();
     check_descriptor();
-    appender_->finish(full_);
-    whole = !full_;
+    const int64_t step = appender_->step();
+    const bool cut = cut_.load() && step != kPrologueStep;
+    if (cut) writer_->add_gap({step, step, 0, "the recording was ended within this step"});
+    appender_->finish(full_ || cut);
+    whole = !full_ && !cut;
   } catch (const Error& error) {
     fail(error.what(), error.hint());
   } catch (const std::exception& error) {
@@ -209,6 +220,7 @@ void Session::run() noexcept {
 
 void Session::fail(const char* what, const std::string& hint) noexcept {
   ended_.store(true, std::memory_order_release);
+  note_failure(what);
   start_.on_end(false);
   say("recording of rank %d ended, the job goes on: %s%s%s", start_.rank, what, hint.empty() ? "" : " ", hint.c_str());
   if (!appender_) return note_refusal(*start_.settings, start_.rank, what);
@@ -364,6 +376,7 @@ void Session::end_at_size_limit() {
                                           start_.settings->max_size_bytes);
   const std::string where = step == kPrologueStep ? "before the first step" : fmt::format("at step {}", step);
   say("recording of rank %d ended %s, the job goes on: %s", start_.rank, where.c_str(), reached.c_str());
+  note_failure(reached.c_str());
   writer_->add_gap({step, step, 0, reached + "; nothing later is recorded"});
 }
 

@@ -1,5 +1,6 @@
 // One recording of this process: the ring, the writer thread and the stream. Begun by the first record, ended by the
-// process's exit, an error or the size limit. A Session is never freed: other threads may still hold it.
+// process's exit, an error, the size limit, or `forkpoint attach`. Other threads may hold it: only the last of these frees
+// it, when it is done and no thread of the host is inside the probe.
 #pragma once
 
 #include <pthread.h>
@@ -77,8 +78,11 @@ class Session {
   // Writes everything and ends the stream as whole. Returns at the latest shortly after deadline_ns.
   void finish(int64_t deadline_ns);
 
-  // As finish, and does not wait for it.
-  void finish_later(int64_t deadline_ns);
+  // Has the writer end the stream by itself, as finish() does, and returns at once. cut: in the middle of a step (a Gap).
+  void end_soon(int64_t deadline_ns, bool cut);
+  // The writer has ended the stream, or could not go on: nothing more comes of it. Then copy_failure gives why, if it failed.
+  bool is_done() const { return done_.load(std::memory_order_acquire) != 0; }
+  void copy_failure(char* text, size_t text_bytes) const;
 
   bool header_written() const { return header_written_.load(std::memory_order_acquire); }
   int rank() const { return start_.rank; }
@@ -88,8 +92,11 @@ class Session {
   // In the child of a fork: gives back what can be given back without touching what the parent's threads worked on.
   void abandon_in_child();
 
+  ~Session() { ring_.destroy(); }
+
  private:
   explicit Session(const SessionStart& start) : start_(start) {}
+  void note_failure(const char* text);
   bool start_thread();
   void run() noexcept;
   void open_stream();
@@ -125,6 +132,8 @@ class Session {
   int64_t idle_ns_ = 0;
   int64_t begun_ns_ = 0;
   bool full_ = false;
+  std::atomic<bool> cut_{false};
+  char failure_[400] = "";  // written by the writer before it is done
   std::atomic<int> descriptor_{-1};  // of the stream, and which file that is
   uint64_t stream_device_ = 0;
   uint64_t stream_inode_ = 0;

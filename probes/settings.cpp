@@ -51,7 +51,7 @@ class Reader {
 
   void run() {
     const char* directory = get_(contract::kRun);
-    if (!directory || !*directory) return;
+    if (!directory || !*directory) return read_sleeper();
     settings_.state = Settings::State::ready;
     if (directory[0] != '/') return refuse(contract::kRun, directory, "an absolute path");
     if (strlen(directory) >= sizeof(settings_.run_directory)) return refuse(contract::kRun, directory, "a shorter path");
@@ -75,6 +75,23 @@ class Reader {
     settings_.state = Settings::State::malformed;
     snprintf(settings_.problem, sizeof(settings_.problem),
              "%s is \"%.200s\", expected %s; nothing is recorded in process", name, found, expected);
+  }
+
+  // Only `forkpoint attach` will ask for anything: nothing here is worth a refusal.
+  void read_sleeper() {
+    const char* torch = value(contract::kTorch);
+    settings_.torch = !torch || strcmp(torch, "0") != 0;
+    for (const char* name : {contract::kJob, "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"}) {
+      const char* text = value(name);
+      if (!text || strcmp(text, "none") == 0) continue;
+      snprintf(settings_.job, sizeof(settings_.job), "%s", text);
+      break;
+    }
+    const char* chosen = value(contract::kSockets);
+    const char* runtime = value("XDG_RUNTIME_DIR");
+    if (chosen) snprintf(settings_.sockets, sizeof(settings_.sockets), "%s", chosen);
+    else if (runtime && *runtime == '/') snprintf(settings_.sockets, sizeof(settings_.sockets), "%s/forkpoint", runtime);
+    read_rank();
   }
 
   void read_choice() {

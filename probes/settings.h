@@ -1,4 +1,5 @@
-// The environment contract (lib/probe_contract.h) as the probe read it, once, when it was loaded. No allocation.
+// The environment contract (lib/probe_contract.h) as the probe read it, once, when it was loaded; or what `forkpoint attach`
+// asks of a process later (attachment.h). No allocation.
 #pragma once
 
 #include <cstddef>
@@ -50,6 +51,8 @@ struct Settings {
   bool watch_replicas = false;
   OnTrigger on_trigger = OnTrigger::warn;
   char cupti[1024] = "";          // path; empty: look for it
+  char job[128] = "";             // FORKPOINT_JOB or what the launcher calls it; empty: nothing
+  char sockets[1024] = "";        // folder of the socket by which a sleeping process is reached
   unsigned long cpus[128] = {};   // where the process may run, as it was at load; not filled in by read_settings
   size_t cpus_bytes = 0;          // 0: not known
   int rank = -1;                  // what the launcher's variables say; -1: nothing
@@ -64,7 +67,7 @@ struct Settings {
   }
 };
 
-// get: as getenv.
+// get: as getenv. Without FORKPOINT_RUN: who the process is, and how it is reached.
 void read_settings(const char* (*get)(const char* name), Settings* settings);
 
 }  // namespace forkpoint

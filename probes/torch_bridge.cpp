@@ -38,6 +38,8 @@ constinit std::atomic<bool> queued{false};
 constinit std::atomic<int64_t> give_up_ns{0};
 char problem[400] = "";                       // written by the installation, on the interpreter's main thread
 constinit std::atomic<bool> problem_known{false};
+constinit std::atomic<BridgeState> bridge_state{BridgeState::none};
+constinit std::atomic<Level> wake_level{Level::step};
 
 int install(void*);
 
@@ -99,6 +101,7 @@ void after_fork() {
 void refuse(const char* reason) {
   snprintf(problem, sizeof(problem), "%s", reason);
   problem_known.store(true);
+  bridge_state.store(BridgeState::failed);
   recorder.note_limit(kLimit, problem);
 }
 
@@ -160,6 +163,8 @@ bool is_supported_version() {
 int install_into(const Python& python) {
   if (const char* unfit = why_unfit(python)) return refuse(unfit), 0;
   const PythonErrorKept kept(python);
+  auto none = BridgeState::none;
+  if (settings->state == Settings::State::unset) bridge_state.compare_exchange_strong(none, BridgeState::waiting);
   if (make_package(python)) return 0;
   const bool foreign = !python.PyErr_ExceptionMatches(*python.exception);
   if (!foreign) refuse_with_error(python);
@@ -177,10 +182,62 @@ int install(void*) {
   return refuse(reason), 0;
 }
 
+// false: a Python error is set.
+bool run_wake(const Python& python) {
+  PythonObject* native = python.PyDict_GetItemString(python.PyImport_GetModuleDict(), kNativeModule);
+  const PythonRef level(python, python.PyLong_FromLongLong(static_cast<int>(wake_level.load())));
+  if (!native || !level || python.PyObject_SetAttrString(native, "LEVEL", level.get()) != 0) return false;
+  const PythonRef module(python, python.PyModule_New("_forkpoint_wake"));
+  PythonObject* globals = module ? python.PyModule_GetDict(module.get()) : nullptr;
+  if (!globals || python.PyDict_SetItemString(globals, "__builtins__", python.PyEval_GetBuiltins()) != 0) return false;
+  const char* text = "from _forkpoint_bridge import bootstrap\nbootstrap.wake()\n";
+  const PythonRef code(python, python.Py_CompileString(text, "<forkpoint>/wake", kPythonFileInput));
+  const PythonRef done(python, code ? python.PyEval_EvalCode(code.get(), globals, globals) : nullptr);
+  return static_cast<bool>(done);
+}
+
+int wake_on_interpreter(void*) {
+  const char* missing = nullptr;
+  const Python* python = find_python(&missing);
+  if (!python) return bridge_state.store(BridgeState::failed), 0;
+  const PythonErrorKept kept(*python);
+  if (run_wake(*python)) return 0;
+  bridge_state.store(BridgeState::failed);
+  const bool foreign = python->PyErr_Occurred() && !python->PyErr_ExceptionMatches(*python->exception);
+  if (!foreign) refuse_with_error(*python);
+  return foreign ? -1 : 0;
+}
+
 }  // namespace
 
+const char* name(BridgeState state) {
+  static constexpr const char* kNames[] = {"none", "waiting", "sleeping", "waking", "awake", "failed"};
+  return kNames[static_cast<int>(state)];
+}
+
+BridgeState torch_bridge_state() { return bridge_state.load(); }
+
+bool call_on_interpreter(int (*function)(void*)) {
+  return is_initialized && add_pending_call && is_initialized() && add_pending_call(function, nullptr) == 0;
+}
+
+void wake_torch_bridge(Level level) {
+  const BridgeState known = bridge_state.load();
+  if (known != BridgeState::sleeping && known != BridgeState::awake && known != BridgeState::waking) return;
+  wake_level.store(level);
+  bridge_state.store(call_on_interpreter(wake_on_interpreter) ? BridgeState::waking : BridgeState::failed);
+}
+
+void torch_is_imported() {
+  bridge_state.store(BridgeState::sleeping);
+  recorder.be_reachable();
+}
+
+void torch_bridge_is_awake(bool well) { bridge_state.store(well ? BridgeState::awake : BridgeState::failed); }
+
 void install_torch_bridge(const Settings& read) {
-  if (read.state != Settings::State::ready || !read.torch || (read.rank >= 0 && !read.wants_rank(read.rank))) return;
+  if (read.state == Settings::State::malformed || !read.torch) return;
+  if (read.state == Settings::State::ready && read.rank >= 0 && !read.wants_rank(read.rank)) return;
   is_initialized = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "Py_IsInitialized"));
   add_pending_call = reinterpret_cast<decltype(add_pending_call)>(dlsym(RTLD_DEFAULT, "Py_AddPendingCall"));
   if (!is_initialized || !add_pending_call) return;

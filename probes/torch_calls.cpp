@@ -356,6 +356,21 @@ PythonObject* call_say(FORKPOINT_CALL_PARAMETERS) {
   return none();
 }
 
+// ---- Of a process that sleeps until `forkpoint attach` wakes it
+
+PythonObject* call_torch_imported(FORKPOINT_CALL_PARAMETERS) {
+  torch_is_imported();
+  return none();
+}
+
+PythonObject* call_awake(FORKPOINT_CALL_PARAMETERS) {
+  FORKPOINT_ARGUMENTS("awake", 1, "well");
+  const bool well = arguments.number(0) != 0;
+  if (!arguments.good()) return nullptr;
+  torch_bridge_is_awake(well);
+  return none();
+}
+
 struct Function {
   const char* name;
   PythonFastFunction function;
@@ -373,6 +388,7 @@ constexpr Function kFunctions[] = {
     {"state", call_state},         {"fact", call_fact},
     {"limit", call_limit},         {"gap", call_gap},
     {"say", call_say},             {"argument", call_argument},
+    {"torch_imported", call_torch_imported}, {"awake", call_awake},
 };
 constexpr int kFunctionCount = sizeof(kFunctions) / sizeof(kFunctions[0]);
 PythonMethod methods[kFunctionCount] = {};  // Python keeps their addresses
@@ -389,7 +405,8 @@ const char* watch_text(const Settings& settings) {
 
 bool add_constants(PythonObject* module, const Settings& settings) {
   static constexpr const char* kOnTrigger[] = {"warn", "stop", "deepen"};  // in the order of OnTrigger
-  return set(module, "LEVEL", api->PyLong_FromLongLong(static_cast<int>(settings.level))) &&
+  return set(module, "SLEEPS", api->boolean(settings.state == Settings::State::unset)) &&
+         set(module, "LEVEL", api->PyLong_FromLongLong(static_cast<int>(settings.level))) &&
          set(module, "OPS", api->PyUnicode_FromString(settings.ops)) &&
          set(module, "FIRST_STEP", api->PyLong_FromLongLong(settings.first_step)) &&
          set(module, "WATCH", api->PyUnicode_FromString(watch_text(settings))) &&

@@ -18,10 +18,10 @@ _forkpoint() {
   local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} verb=${COMP_WORDS[1]} options i
   COMPREPLY=()
   if ((COMP_CWORD == 1)); then
-    mapfile -t COMPREPLY < <(compgen -W "record diff replay resume show merge checkpoints version help --help --version" -- "$current")
+    mapfile -t COMPREPLY < <(compgen -W "record diff replay resume show merge checkpoints run ps attach detach version help --help --version" -- "$current")
     return
   fi
-  if [[ $verb == record || $verb == replay || $verb == resume ]]; then
+  if [[ $verb == record || $verb == replay || $verb == resume || $verb == run ]]; then
     for ((i = 2; i < COMP_CWORD; ++i)); do
       if [[ ${COMP_WORDS[i]} == -- ]]; then
         if declare -F _command_offset >/dev/null; then
@@ -62,7 +62,7 @@ _forkpoint() {
       mapfile -t COMPREPLY < <(compgen -W "load data forward backward collective optimizer state" -- "$current")
       return
       ;;
-    --steps | --ranks | --every | --max-size | --first-step | --step-on | --launch | --retry | --layer | --tensor | --launches | --checkpoint-pattern | --checkpoint-at | --save-args | --resume-args | --ops | --timeout | --pattern) return ;;
+    --steps | --ranks | --every | --max-size | --first-step | --step-on | --launch | --retry | --layer | --tensor | --launches | --checkpoint-pattern | --checkpoint-at | --save-args | --resume-args | --ops | --timeout | --pattern | --job | --from | --to) return ;;
   esac
   case $verb in
     record) options="--output --level --steps --ranks --every --max-size --mask-names --first-step --step-on --ops --inputs --launch --retry --keep-allocators --save-operands --certify --help --" ;;
@@ -72,11 +72,15 @@ _forkpoint() {
     show) options="--steps --ranks --layer --phase --tensor --records --summary --launches --anomalies --json --help" ;;
     merge) options="--output --help" ;;
     checkpoints) options="--pattern --content --tensors --json --help" ;;
+    run) options="--job --help --" ;;
+    ps) options="--json --help" ;;
+    attach) options="--job --all --output --level --steps --from --to --max-size --mask-names --timeout --help" ;;
+    detach) options="--job --all --help" ;;
     version) options="--json --help" ;;
-    help) options="record diff replay resume show merge checkpoints version" ;;
+    help) options="record diff replay resume show merge checkpoints run ps attach detach version" ;;
     *) return ;;
   esac
-  if [[ $current == -* || $verb == help || $verb == record || $verb == replay || $verb == resume ]]; then
+  if [[ $current == -* || $verb == help || $verb == record || $verb == replay || $verb == resume || $verb == run || $verb == ps || $verb == attach || $verb == detach ]]; then
     mapfile -t COMPREPLY < <(compgen -W "$options" -- "$current")
   elif [[ $verb == diff || $verb == show || $verb == merge ]]; then
     _forkpoint_runs "$current"

@@ -47,6 +47,9 @@ class _Trigger:
 
 def _start():
     try:
+        if _native.SLEEPS:  # noqa: F821
+            _native.torch_imported()  # noqa: F821 (`forkpoint attach` goes on with bootstrap.wake)
+            return
         from . import bootstrap
 
         bootstrap.start()

@@ -13,6 +13,21 @@ def start():
         _install(True)
 
 
+_installed = None  # True: the hooks are in; False: they could not be
+
+
+def wake():
+    """`forkpoint attach` asks for steps. Called on the main thread, between any two lines of the program."""
+    if _installed is None:
+        start()
+    elif _installed:
+        from . import steps
+
+        steps.count_anew()
+    if _installed is not None:
+        native.awake(_installed)
+
+
 class _Finder:
     """Waits for the import of torch; goes when it has ended."""
 
@@ -67,8 +82,12 @@ def _find(name):
 
 
 def _install(late):
+    global _installed
     try:
-        _install_hooks(late)
+        _installed = False
+        _installed = _install_hooks(late) is not False
+        if native.SLEEPS:
+            native.awake(_installed)
     except Exception as error:
         native.say("the torch bridge could not be installed: %s: %s" % (type(error).__name__, error))
         native.limit("the torch bridge could not be installed", "%s: %s" % (type(error).__name__, error))
@@ -81,7 +100,7 @@ def _install_hooks(late):
 
     if tuple(int(n) for n in torch.__version__.split("+")[0].split(".")[:2]) < (2, 4):
         native.limit("torch older than 2.4: its layers are not seen", torch.__version__)
-        return
+        return False
     from . import graphs, layers, names, steps
 
     optimizers = []
@@ -101,6 +120,7 @@ def _install_hooks(late):
         from . import ops
 
         ops.install()
+    return True
 
 
 def _leave_child(layers, steps, ours):

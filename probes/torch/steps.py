@@ -117,6 +117,15 @@ def begin():
 _first_base = [""]
 
 
+def count_anew():
+    """The process slept, so nobody counted: how far it has come is asked again."""
+    global opened, deep
+    with _lock:
+        opened, deep = False, native.LEVEL >= 1
+        _Step.is_open = _Step.is_over = False
+        _Step.others.clear()
+
+
 def end():
     if native.wanted():
         state.record_rest(_Step.recorded)
