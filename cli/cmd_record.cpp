@@ -179,7 +179,7 @@ const Verb& record_verb() {
                   {"mask-names", 0, "", "write names as hashes; leave the command and the folder out"},
                   {"first-step", 0, "N", "number of the first step, where the program does not say"},
                   {"step-on", 0, "REGEX", "a step begins with each kernel or NVTX range whose name matches"},
-                  {"ops", 0, "GLOB[,GLOB]",
+                  {"ops", 0, "GLOBS",
                    "layer level and up: PyTorch's ops inside of these layers too, forward and backward ('*': all)"},
                   {"inputs", 0, "", "launch level: digests right before each launch too"},
                   {"launch", 0, "STEP:INDEX", "launch level: the launch that --retry repeats (STEP -1: before the first)"},

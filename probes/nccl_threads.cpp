@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <cstring>
-#include <initializer_list>
 
 namespace forkpoint {
 namespace {
@@ -15,50 +14,58 @@ thread_local Owner owner __attribute__((tls_model("initial-exec"))) = Owner::not
 
 constexpr int kMostFrames = 512;  // deeper ones are no thread of NCCL's, which does little before it calls CUDA
 
-// The frames next to the bottom of the stack, outermost first.
-struct Bottom {
-  static constexpr int kKept = 8;
-  uintptr_t frames[kKept] = {};  // a ring
-  int count = 0;
-
-  static _Unwind_Reason_Code add(_Unwind_Context* context, void* self) {
-    auto* bottom = static_cast<Bottom*>(self);
-    const uintptr_t address = _Unwind_GetIP(context);
-    if (address == 0) return _URC_END_OF_STACK;
-    bottom->frames[bottom->count++ % kKept] = address;
-    return bottom->count < kMostFrames ? _URC_NO_REASON : _URC_END_OF_STACK;
-  }
-  int kept() const { return count < kKept ? count : kKept; }
-  const void* outermost(int i) const { return reinterpret_cast<const void*>(frames[(count - 1 - i) % kKept] - 1); }
+struct Place {
+  const void* base = nullptr;
+  const char* name = "";  // of the library's file
 };
 
-const char* library_of(const void* address) {
+Place place_of(uintptr_t address) {
   Dl_info info = {};
-  if (dladdr(address, &info) == 0 || !info.dli_fname) return "";
+  if (dladdr(reinterpret_cast<const void*>(address), &info) == 0 || !info.dli_fname) return {};
   const char* slash = strrchr(info.dli_fname, '/');
-  return slash ? slash + 1 : info.dli_fname;
+  return {info.dli_fbase, slash ? slash + 1 : info.dli_fname};
 }
 
-bool begins(const char* text, const char* with) { return strncmp(text, with, strlen(with)) == 0; }
-
-// What starts every thread: the C library, and the C++ library for a std::thread.
-bool only_starts_threads(const char* library) {
-  for (const char* name : {"libc.so", "libc-", "libpthread", "libstdc++"}) {
-    if (begins(library, name)) return true;
+template <size_t count>
+bool begins_with_any(const char* text, const char* const (&beginnings)[count]) {
+  for (const char* beginning : beginnings) {
+    if (strncmp(text, beginning, strlen(beginning)) == 0) return true;
   }
   return false;
 }
 
-Owner find_owner() {
-  Bottom bottom;
-  _Unwind_Backtrace(&Bottom::add, &bottom);
-  if (bottom.count == 0 || bottom.count >= kMostFrames) return Owner::other;
-  if (!only_starts_threads(library_of(bottom.outermost(0)))) return Owner::other;  // the stack was not readable to its end
-  for (int i = 1; i < bottom.kept(); ++i) {
-    const char* library = library_of(bottom.outermost(i));
-    if (!only_starts_threads(library)) return begins(library, "libnccl") ? Owner::nccl : Owner::other;
+constexpr const char* kNccl[] = {"libnccl"};
+constexpr const char* kThreadStarters[] = {"libc.so", "libc-", "libpthread", "libstdc++"};
+constexpr const char* kCuda[] = {"libcuda", "libcupti"};
+
+// The stack from the innermost frame on.
+struct Frames {
+  const void* own_base;
+  bool left_own = false;   // the frames of the probe itself are the innermost
+  bool any_nccl = false;
+  bool any_other = false;
+  bool at_starter = false; // the last one that was seen started the thread
+  int count = 0;
+
+  static _Unwind_Reason_Code add(_Unwind_Context* context, void* self) {
+    const uintptr_t address = _Unwind_GetIP(context);
+    return address == 0 || !static_cast<Frames*>(self)->take(place_of(address - 1)) ? _URC_END_OF_STACK : _URC_NO_REASON;
   }
-  return Owner::other;
+  bool take(const Place& place) {
+    at_starter = begins_with_any(place.name, kThreadStarters);
+    left_own = left_own || place.base != own_base;
+    if (begins_with_any(place.name, kNccl)) any_nccl = true;
+    else if (left_own && !at_starter && !begins_with_any(place.name, kCuda)) any_other = true;
+    return !any_other && ++count < kMostFrames;
+  }
+};
+
+// Nobody but NCCL stands between the start of the thread and CUDA. Where the thread began is not enough: a libnccl that brings its
+// own C++ library may be what starts everybody's threads.
+Owner find_owner() {
+  Frames frames{place_of(reinterpret_cast<uintptr_t>(&on_thread_of_nccl)).base};
+  _Unwind_Backtrace(&Frames::add, &frames);
+  return frames.any_nccl && !frames.any_other && frames.at_starter ? Owner::nccl : Owner::other;
 }
 
 }  // namespace

@@ -4,8 +4,9 @@
 
 namespace forkpoint {
 
-// Was this thread started by a library named libnccl...? Found out once a thread, from the frames at the bottom of its
-// stack, in some ten microseconds; then a read. false where they cannot be read. Any thread; takes no lock of ours.
+// Was this thread started by a library named libnccl..., with nobody else's code on its stack? Found out once a thread, from
+// all frames of its stack, in some ten microseconds; then a read. false where they cannot be read: what is launched is taken for
+// the program's then. Any thread; takes no lock of ours.
 bool on_thread_of_nccl();
 
 }  // namespace forkpoint

@@ -148,6 +148,16 @@ void saving(const std::string& what, Body body) {
   }
 }
 
+// The same bytes as an earlier buffer of the launch?
+bool is_handed_before(const LaunchPacket& packet, uint32_t first, uint32_t index) {
+  const BufferRow& row = packet.buffers[index].row;
+  for (uint32_t i = first; i < index; ++i) {
+    const BufferRow& other = packet.buffers[i].row;
+    if (other.allocation == row.allocation && other.start == row.start && other.bytes == row.bytes) return true;
+  }
+  return false;
+}
+
 void save_buffer(const Token& token, const BufferRow& row, OperandKey key, CUstream_st* stream, bool before) {
   const uint64_t start = row.address - row.offset + row.start;
   key.tensor = fmt::format("parameter byte {} (allocation {}), {}", row.place, row.allocation, before ? "before" : "after");
@@ -185,7 +195,7 @@ void save_launch_operands(const Token& token, const LaunchPacket& packet, uint32
   const SaveRequest& request = recorder.settings().save;
   for (uint32_t i = first; i < packet.row.buffers; ++i) {
     const BufferRow& row = packet.buffers[i].row;
-    if (packet.buffers[i].same_as >= 0 || row.allocation == 0 || !may_save(request, request.step, row.bytes)) continue;
+    if (is_handed_before(packet, first, i) || row.allocation == 0 || !may_save(request, request.step, row.bytes)) continue;
     SiteKey site = packet.site ? packet.site->key : SiteKey{};
     site.role = before ? Role::input : Role::output;
     OperandKey key = key_of(site);

@@ -90,7 +90,7 @@ TEST_CASE("the command line decides the contract's variables, whatever the envir
   const ProgramResult result =
       record(folder, {"sh", "-c", "env | grep ^FORKPOINT_ | sort"},
              {"--level", "layer", "--ranks", "2,0-1", "--every", "5", "--max-size", "2M", "--mask-names"},
-             {.environment = {{"FORKPOINT_STEPS", "1:2"}, {"FORKPOINT_RING_SLOTS", "1024"}}});
+             {.environment = {{"FORKPOINT_STEPS", "1:2"}, {"FORKPOINT_RING_SLOTS", "1024"}, {"FORKPOINT_TORCH_PYTHON", std::nullopt}}});
   CHECK(result.out ==
         "FORKPOINT_EVERY=5\nFORKPOINT_LEVEL=layer\nFORKPOINT_MASK_NAMES=1\nFORKPOINT_MAX_SIZE_BYTES=2097152\n"
         "FORKPOINT_RANKS=0,1,2\nFORKPOINT_RING_SLOTS=1024\nFORKPOINT_RUN=" +

@@ -3,12 +3,15 @@
 
 #include <doctest/doctest.h>
 
-#include <thread>
+#include <initializer_list>
 
 extern "C" {
-void call_here(void (*function)(void*), void* argument);
-void call_on_thread(void (*function)(void*), void* argument);
-void call_on_std_thread(void (*function)(void*), void* argument);
+void nccl_call_here(void (*function)(void*), void* argument);
+void nccl_call_on_thread(void (*function)(void*), void* argument);
+void nccl_call_on_std_thread(void (*function)(void*), void* argument);
+void host_call_here(void (*function)(void*), void* argument);
+void host_call_on_thread(void (*function)(void*), void* argument);
+void host_call_on_std_thread(void (*function)(void*), void* argument);
 }
 
 namespace forkpoint {
@@ -28,27 +31,38 @@ bool answer_through(Caller caller) {
   return answer;
 }
 
-bool answer_on_own_thread_through(Caller caller) {
+// On a thread that `starter` makes, `caller` asks.
+struct Ways {
+  Caller caller;
   bool answer = true;
-  std::thread([&] { answer = answer_through(caller); }).join();
-  return answer;
+};
+bool answer_on_thread_of(Caller starter, Caller caller) {
+  Ways ways{caller};
+  starter([](void* ways) { static_cast<Ways*>(ways)->answer = answer_through(static_cast<Ways*>(ways)->caller); }, &ways);
+  return ways.answer;
 }
 
 TEST_CASE("a thread that a libnccl started is NCCL's, however it was started") {
-  CHECK(answer_through(call_on_thread));
-  CHECK(answer_through(call_on_std_thread));
+  CHECK(answer_through(nccl_call_on_thread));
+  CHECK(answer_through(nccl_call_on_std_thread));
 }
 
 TEST_CASE("the host's threads are not NCCL's, though they are in its code") {
-  CHECK(!answer_through(call_here));
-  CHECK(!answer_on_own_thread_through(call_here));
-  CHECK(!answer_on_own_thread_through([](void (*function)(void*), void* argument) { function(argument); }));
+  CHECK(!answer_through(nccl_call_here));
+  for (const Caller starter : {host_call_on_thread, host_call_on_std_thread}) {
+    CHECK(!answer_on_thread_of(starter, host_call_here));
+    CHECK(!answer_on_thread_of(starter, nccl_call_here));
+  }
+}
+
+TEST_CASE("a thread on which NCCL calls the host back is not taken for NCCL's") {
+  CHECK(!answer_on_thread_of(nccl_call_on_thread, host_call_here));
 }
 
 TEST_CASE("a thread is NCCL's or not whoever has asked before") {
-  CHECK(!answer_on_own_thread_through(call_here));
-  CHECK(answer_through(call_on_thread));
-  CHECK(!answer_on_own_thread_through(call_here));
+  CHECK(!answer_on_thread_of(host_call_on_thread, nccl_call_here));
+  CHECK(answer_through(nccl_call_on_thread));
+  CHECK(!answer_on_thread_of(host_call_on_thread, nccl_call_here));
 }
 
 }  // namespace

@@ -84,7 +84,8 @@ TEST_CASE("the bridge is there before a script's first line, and not where it is
     CHECK(run_program({python, "-S", "-I", "-c", soon}, under_probe(folder.run())).out == "True\n");
     CHECK(run_program({python, "-c", seen}, under_probe(folder.run(), {{"FORKPOINT_TORCH", "0"}})).out == "False\n");
     CHECK(run_program({python, "-c", seen}, under_probe(folder.run(), {{"FORKPOINT_RANKS", "1"}, {"RANK", "0"}, {"WORLD_SIZE", "2"}})).out == "False\n");
-    CHECK(run_program({python, "-c", seen}, {{"LD_PRELOAD", preload()}}).out == "False\n");
+    // Asleep, it waits for the import of torch, from which on the job can be attached.
+    CHECK(run_program({python, "-c", soon}, {{"LD_PRELOAD", preload()}}).out == "True\n");
   }
 }
 
