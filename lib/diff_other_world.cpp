@@ -152,7 +152,8 @@ void doubt_activations(const Pieces& in_a, const Pieces& in_b, ReshardedStep* re
 uint64_t leave_out_collectives(const Pieces& in_a, const Pieces& in_b, ReshardedStep* result) {
   const uint64_t alone = std::erase_if(result->not_comparable, [&](const auto& entry) {
     const auto found = in_a.by_key.find(entry.first);
-    return (found != in_a.by_key.end() ? found->second : in_b.by_key.at(entry.first))[0].site->kind == Kind::collective;
+    const Site& site = *(found != in_a.by_key.end() ? found->second : in_b.by_key.at(entry.first))[0].site;
+    return site.kind == Kind::collective || !site.communicator.empty();  // the second: what it was called with
   });
   return alone + std::erase_if(result->differing, [&](const RecordKey& key) {
            return !means_the_same(in_a.by_key.at(key), in_b.by_key.at(key));

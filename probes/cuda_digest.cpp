@@ -56,11 +56,12 @@ bool is_named_stream(CUstream stream) {
 }
 
 // The stream's; of the default streams the current one, if it is on the tensor's device, else that device's primary one.
-CUcontext find_context(const CudaDriver& driver, CUstream stream, CUcontext current, const void* data) {
+CUcontext find_context(const CudaDriver& driver, CUstream stream, CUcontext current, const DeviceTensor& tensor) {
   CUcontext context = nullptr;
   if (is_named_stream(stream)) return driver.cuStreamGetCtx_(stream, &context) == CUDA_SUCCESS ? context : nullptr;
   AddressFacts facts;
-  if (!look_up(driver, data, &facts) || facts.device < 0) return current;
+  facts.device = tensor.owned_on;
+  if (facts.device < 0 && (!look_up(driver, tensor.data, &facts) || facts.device < 0)) return current;
   CUdevice current_device = -1;
   if (current && driver.cuCtxGetDevice_(&current_device) == CUDA_SUCCESS && current_device == facts.device) return current;
   unsigned int flags = 0;
@@ -81,11 +82,12 @@ CUcontext find_context(const CudaDriver& driver, CUstream stream, CUcontext curr
 const void* reachable(const CudaDriver& driver, const DeviceTensor& tensor) {
   const char* lowest = static_cast<const char*>(tensor.data) + tensor.lowest_offset;
   const char* last = static_cast<const char*>(tensor.data) + tensor.end_offset - 1;
+  CUdevice device = -1;
+  if (driver.cuCtxGetDevice_(&device) != CUDA_SUCCESS) return nullptr;
+  if (tensor.owned_on >= 0 && tensor.owned_on == device) return tensor.data;
   AddressFacts low, high;
   if (!look_up(driver, lowest, &low) || !look_up(driver, last, &high)) return nullptr;
   if (low.device_pointer == 0 || high.device_pointer - low.device_pointer != static_cast<size_t>(last - lowest)) return nullptr;
-  CUdevice device = -1;
-  if (driver.cuCtxGetDevice_(&device) != CUDA_SUCCESS) return nullptr;
   const bool local = low.memory_type != CU_MEMORYTYPE_DEVICE || low.is_managed || low.device == device;
   if (!local) return nullptr;
   return reinterpret_cast<const char*>(low.device_pointer) - tensor.lowest_offset;
@@ -178,7 +180,7 @@ DeviceOutcome in_context_of(const Token& token, const DeviceTensor& tensor, uint
   CUresult result = driver.cuCtxGetCurrent_(&before);
   if (result != CUDA_SUCCESS) return lost(Loss::cuda_no_context, static_cast<int>(result));
   const RelaxedCapture relaxed(driver);
-  const CUcontext wanted = find_context(driver, stream, before, tensor.data);
+  const CUcontext wanted = find_context(driver, stream, before, tensor);
   if (!wanted) return lost(Loss::cuda_no_context);
   const CurrentContext current(driver, before, wanted);
   if (!current.holds()) return lost(Loss::cuda_no_context);

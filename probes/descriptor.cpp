@@ -88,11 +88,12 @@ Loss check_tensor(const forkpoint_tensor_desc* desc, CheckedTensor* tensor) {
   if (!desc->name) return Loss::bad_name;
   if (desc->dtype < 0 || desc->dtype >= kDTypeCount) return Loss::bad_dtype;
   if (!is_role(desc->role)) return Loss::bad_role;
-  if (desc->device != FORKPOINT_HOST && desc->device != FORKPOINT_CUDA) return Loss::bad_device;
+  if (desc->device != FORKPOINT_HOST && desc->device != FORKPOINT_CUDA && !is_owned_on_device(desc->device)) return Loss::bad_device;
   if (desc->ndim < 0 || desc->ndim > kMaxDims || (desc->ndim > 0 && !desc->shape)) return Loss::bad_shape;
 
   tensor->role = static_cast<Role>(desc->role);
-  tensor->on_device = desc->device == FORKPOINT_CUDA;
+  tensor->on_device = desc->device != FORKPOINT_HOST;
+  if (is_owned_on_device(desc->device)) tensor->owned_on = desc->device - kOwnedOnDevice;
   tensor->data = desc->data;
   tensor->stream = desc->stream;
   LayoutKey& layout = tensor->layout;

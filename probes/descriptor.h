@@ -10,10 +10,17 @@ struct forkpoint_tensor_desc;
 
 namespace forkpoint {
 
+// In the place of FORKPOINT_CUDA in a descriptor that the probe makes itself, plus the device's number: a framework owns the memory
+// and says that it lies on that device, so that nobody asks the driver. Not for what comes through forkpoint.h.
+inline constexpr int32_t kOwnedOnDevice = 1 << 16;
+inline constexpr int32_t kMostOwnedDevices = 64;
+inline bool is_owned_on_device(int32_t device) { return device >= kOwnedOnDevice && device < kOwnedOnDevice + kMostOwnedDevices; }
+
 struct CheckedTensor {
   LayoutKey layout;              // strides are nullptr where they say no more than row-major order
   Role role = Role::other;
   bool on_device = false;
+  int owned_on = -1;             // number of the device, where a framework owns it
   const void* data = nullptr;
   void* stream = nullptr;        // of a tensor on a device
   int64_t elements = 0;

@@ -30,7 +30,7 @@ bool Recorder::stage(const Token& token, const TensorRequest& request, BatchPlac
   place->flags = static_cast<uint8_t>(request.flags | frame.flags);
   place->on_device = tensor.on_device && tensor.elements > 0;
   if (place->on_device) {
-    place->tensor = {tensor.data, tensor.view(), tensor.lowest_offset, tensor.end_offset, tensor.stream};
+    place->tensor = {tensor.data, tensor.view(), tensor.lowest_offset, tensor.end_offset, tensor.stream, tensor.owned_on};
   } else {
     place->result = tensor.digest();
   }
@@ -48,7 +48,7 @@ void Recorder::tensors_in(const Token& token, const TensorRequest* requests, siz
   batch.count_ = 0;
   for (size_t i = 0; i < count; ++i) {
     const forkpoint_tensor_desc& desc = *requests[i].desc;
-    const bool other_stream = desc.device == FORKPOINT_CUDA && batch.has_stream_ && batch.stream_ != desc.stream;
+    const bool other_stream = desc.device != FORKPOINT_HOST && batch.has_stream_ && batch.stream_ != desc.stream;
     if (batch.count_ > 0 && other_stream) flush(token, batch);
     BatchPlace& place = batch.place_[batch.count_];
     if (!stage(token, requests[i], &place)) continue;

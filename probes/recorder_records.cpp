@@ -165,7 +165,7 @@ void Recorder::record_on_device(const Token& token, const SiteKey& site, uint8_t
   // The place first: a kernel that was enqueued without one would have a result that nobody fetches.
   BatchPlace place = {site_entry, layout_entry, flags, true, {}, {}, {}};
   if (!session->claim(token, &place.claim)) return lose(Loss::ring_full);
-  place.tensor = {tensor.data, tensor.view(), tensor.lowest_offset, tensor.end_offset, tensor.stream};
+  place.tensor = {tensor.data, tensor.view(), tensor.lowest_offset, tensor.end_offset, tensor.stream, tensor.owned_on};
   publish_on_device(token, *session, place, enqueue_device_digest(token, place.tensor, settings_->ring_slots));
 }
 
@@ -191,7 +191,10 @@ void Recorder::publish_on_device(const Token& token, Session& session, const Bat
   if (outcome.kind == DeviceOutcome::Kind::enqueued && !drain_registered_.exchange(true)) drain_before_libraries_go();
 }
 
-void Recorder::tensor(const Token& token, const forkpoint_tensor_desc* desc) { tensor_in(token, scope(token), desc); }
+void Recorder::tensor(const Token& token, const forkpoint_tensor_desc* desc) {
+  if (desc && is_owned_on_device(desc->device)) return lose(Loss::bad_device);  // not from here
+  tensor_in(token, scope(token), desc);
+}
 
 void Recorder::tensor_in(const Token& token, const ScopeFrame& frame, const forkpoint_tensor_desc* desc, uint8_t flags) {
   if (!wanted_.load(std::memory_order_relaxed)) return;

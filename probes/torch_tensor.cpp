@@ -4,6 +4,7 @@
 #include <new>
 
 #include "lib/dtype.h"
+#include "probes/descriptor.h"
 
 namespace forkpoint {
 namespace {
@@ -180,7 +181,9 @@ class Describer {
       if (!index || !torch_.raw_stream) return false;
       const PythonRef stream(python_, python_.PyObject_CallFunctionObjArgs(torch_.raw_stream, index.get(), nullptr));
       if (!stream) return false;
-      tensor_.desc.device = FORKPOINT_CUDA;
+      const int64_t device = python_.PyLong_AsLongLong(index.get());
+      const bool is_numbered = device >= 0 && device < kMostOwnedDevices;
+      tensor_.desc.device = is_numbered ? kOwnedOnDevice + static_cast<int32_t>(device) : FORKPOINT_CUDA;
       tensor_.desc.stream = reinterpret_cast<void*>(python_.PyLong_AsUnsignedLongLong(stream.get()));
       return !python_.PyErr_Occurred();
     }
