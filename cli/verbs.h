@@ -9,6 +9,7 @@ const Verb& record_verb();
 const Verb& diff_verb();
 const Verb& replay_verb();
 const Verb& resume_verb();
+const Verb& check_verb();
 const Verb& show_verb();
 const Verb& merge_verb();
 const Verb& checkpoints_verb();

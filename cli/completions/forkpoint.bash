@@ -18,10 +18,10 @@ _forkpoint() {
   local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} verb=${COMP_WORDS[1]} options i
   COMPREPLY=()
   if ((COMP_CWORD == 1)); then
-    mapfile -t COMPREPLY < <(compgen -W "record diff replay resume show merge checkpoints run ps attach detach version help --help --version" -- "$current")
+    mapfile -t COMPREPLY < <(compgen -W "record diff replay resume check show merge checkpoints run ps attach detach version help --help --version" -- "$current")
     return
   fi
-  if [[ $verb == record || $verb == replay || $verb == resume || $verb == run ]]; then
+  if [[ $verb == record || $verb == replay || $verb == resume || $verb == check || $verb == run ]]; then
     for ((i = 2; i < COMP_CWORD; ++i)); do
       if [[ ${COMP_WORDS[i]} == -- ]]; then
         if declare -F _command_offset >/dev/null; then
@@ -50,7 +50,7 @@ _forkpoint() {
       mapfile -t COMPREPLY < <(compgen -W "megatron hf-trainer dcp lightning deepspeed minigpt" -- "$current")
       return
       ;;
-    --html)
+    --html | --reference | --junit | --summary)
       mapfile -t COMPREPLY < <(compgen -f -- "$current")
       return
       ;;
@@ -69,6 +69,7 @@ _forkpoint() {
     diff) options="--steps --ranks --json --replicas --html --full-scan --no-verify --help" ;;
     replay) options="--checkpoint --checkpoint-pattern --preset --steps --against --output --level --ops --ranks --step-on --inputs --timeout --show-output --json --help --" ;;
     resume) options="--checkpoint-at --steps --save-args --resume-args --preset --checkpoint-pattern --output --level --step-on --timeout --show-output --json --help --" ;;
+    check) options="--reference --steps --first-step --update --junit --summary --output --step-on --timeout --show-output --help --" ;;
     show) options="--steps --ranks --layer --phase --tensor --records --summary --launches --anomalies --json --help" ;;
     merge) options="--output --help" ;;
     checkpoints) options="--pattern --content --tensors --json --help" ;;
@@ -77,10 +78,10 @@ _forkpoint() {
     attach) options="--job --all --output --level --steps --from --to --max-size --mask-names --timeout --help" ;;
     detach) options="--job --all --help" ;;
     version) options="--json --help" ;;
-    help) options="record diff replay resume show merge checkpoints run ps attach detach version" ;;
+    help) options="record diff replay resume check show merge checkpoints run ps attach detach version" ;;
     *) return ;;
   esac
-  if [[ $current == -* || $verb == help || $verb == record || $verb == replay || $verb == resume || $verb == run || $verb == ps || $verb == attach || $verb == detach ]]; then
+  if [[ $current == -* || $verb == help || $verb == record || $verb == replay || $verb == resume || $verb == check || $verb == run || $verb == ps || $verb == attach || $verb == detach ]]; then
     mapfile -t COMPREPLY < <(compgen -W "$options" -- "$current")
   elif [[ $verb == diff || $verb == show || $verb == merge ]]; then
     _forkpoint_runs "$current"
