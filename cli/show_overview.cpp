@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cli/show.h"
+#include "lib/evaluation.h"
 #include "lib/verdict_text.h"
 
 namespace forkpoint {
@@ -33,11 +34,12 @@ RankOverview rank_overview(const HashStreamReader& stream) {
   rank.host = header.host;
   rank.device = header.device;
   rank.size_bytes = stream.size_bytes();
-  for (const StepSummary& step : stream.steps()) {
+  for (size_t i = 0; i < stream.steps().size(); ++i) {
+    const StepSummary& step = stream.steps()[i];
     rank.records += step.records;
     rank.launches += step.launches;
     rank.bytes_hashed += step.bytes_hashed;
-    if (step.step == kPrologueStep) continue;
+    if (step.step == kPrologueStep || is_final_part(stream.steps(), i)) continue;
     ++rank.steps;
     rank.complete_steps += step.complete;
     rank.first_step = std::min(rank.first_step.value_or(step.step), step.step);

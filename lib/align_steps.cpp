@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "lib/evaluation.h"
 #include "lib/verdict_text.h"
 
 namespace forkpoint {
@@ -15,7 +16,7 @@ using StepKey = std::pair<int64_t, int>;  // number in A's count, occurrence
 
 struct StepPlaces {
   std::map<StepKey, size_t> index;
-  std::set<StepKey> complete;
+  std::set<StepKey> complete, final;  // final: what the program left behind its last step
   size_t prologue = kNoStep;
   bool prologue_complete = false;
 };
@@ -35,6 +36,7 @@ StepPlaces places_of(const HashStreamReader& stream, int64_t offset, const DiffO
       continue;
     places.index[key] = i;
     if (steps[i].complete) places.complete.insert(key);
+    if (is_final_part(steps, i)) places.final.insert(key);
   }
   return places;
 }
@@ -43,6 +45,7 @@ StepPlaces places_of(const HashStreamReader& stream, int64_t offset, const DiffO
 struct SideSteps {
   std::set<int64_t> only;          // complete on this side alone, on some rank
   std::vector<int> only_ranks;
+  std::set<int64_t> final_only;    // steps behind which only this side says what the program left
   int64_t last = kPrologueStep;    // last complete step, the least over ranks
   bool any = false;
 };
@@ -50,7 +53,9 @@ struct SideSteps {
 void add_side(const StepPlaces& mine, const StepPlaces& other, int rank, SideSteps* side) {
   bool alone = false;
   for (const StepKey& key : mine.complete) {
-    if (other.complete.count(key) == 0) side->only.insert(key.first), alone = true;
+    if (other.complete.count(key) != 0) continue;
+    if (mine.final.count(key) != 0) side->final_only.insert(key.first);
+    else side->only.insert(key.first), alone = true;
   }
   if (alone) side->only_ranks.push_back(rank);
   const int64_t last = mine.complete.empty() ? kPrologueStep : mine.complete.rbegin()->first;
@@ -156,6 +161,13 @@ void pair_prologues(const StepPlaces& places_a, const StepPlaces& places_b, cons
   }
 }
 
+// A recording that was stopped behind a step cannot know it. Who names the last step asks for no more than that.
+void explain_final(const SideSteps& side, char which, const DiffOptions& options, Alignment* out) {
+  if (side.final_only.empty() || options.last_step) return;
+  out->blockers.push_back(fmt::format("what the program left behind step {} was recorded in run {} only",
+                                      *side.final_only.begin(), which));
+}
+
 }  // namespace
 
 void align_steps(const Run& a, const Run& b, const DiffOptions& options, Alignment* out) {
@@ -196,6 +208,8 @@ void align_steps(const Run& a, const Run& b, const DiffOptions& options, Alignme
     const int64_t begin = out->start == Start::together ? -1 : out->begin;
     explain_unmatched(side_b, 'B', side_a, 'A', common_last, begin, out);
     explain_unmatched(side_a, 'A', side_b, 'B', common_last, begin, out);
+    explain_final(side_a, 'A', options, out);
+    explain_final(side_b, 'B', options, out);
   }
 }
 

@@ -199,6 +199,10 @@ Anomalies find_anomalies(const Run& run, const AnomalyOptions& options) {
   const std::vector<std::string> lost = lost_in(run, options.window);
   out.lost.insert(out.lost.begin(), lost.begin(), lost.end());
   out.left_out = left_out_of(run);
+  if (run.manifest().names_masked) {
+    out.left_out.push_back(
+        "which steps a gradient scaler skipped, as names are masked: their gradients, which need not be finite, count");
+  }
   add_notes(ranks, &out);
   settle_bursts(&ranks, std::max<int64_t>(1, run.manifest().every), &out);
   out.nonfinite = first_over(run, ranks, &RankAnomalies::nonfinite, first_step);

@@ -10,6 +10,7 @@
 #include "lib/diff_parallel.h"
 #include "lib/diff_verdict.h"
 #include "lib/error.h"
+#include "lib/evaluation.h"
 #include "lib/verdict_text.h"
 
 namespace forkpoint {
@@ -24,6 +25,7 @@ std::map<int64_t, std::vector<size_t>> whole_steps(const Run& run, int64_t offse
   for (size_t r = 0; r < run.streams().size(); ++r) {
     const auto summaries = run.streams()[r]->steps();
     for (size_t i = 0; i < summaries.size(); ++i) {
+      if (is_final_part(summaries, i)) continue;  // marked as an evaluation, which is not put together from shards
       const bool prologue = summaries[i].step == kPrologueStep;
       const int64_t step = prologue ? kPrologueStep : summaries[i].step + offset;
       if (!prologue &&
@@ -268,6 +270,13 @@ Totals add_results(const Run& a, const Run& b, const Alignment& alignment, const
   return totals;
 }
 
+bool evaluates(const Run& run) {
+  return std::any_of(run.streams().begin(), run.streams().end(), [](const auto& stream) {
+    const auto steps = stream->steps();
+    return std::any_of(steps.begin(), steps.end(), [](const StepSummary& step) { return step.eval_records > 0; });
+  });
+}
+
 void conclude(const Run& a, const Run& b, const DiffOptions& options, const Totals& totals,
               std::vector<std::string> blockers, Verdict* verdict) {
   const Coverage& coverage = verdict->coverage;
@@ -288,6 +297,10 @@ void conclude(const Run& a, const Run& b, const DiffOptions& options, const Tota
   if (!blockers.empty()) {
     verdict->reason = incomparable_reason(blockers, coverage.steps_compared, coverage.records_compared);
     return;
+  }
+  if (evaluates(a) || evaluates(b)) {
+    verdict->coverage.limits.push_back("evaluations, modules that no step trains and what the programs left behind their last "
+                                       "step were not compared, as they are not put together from shards");
   }
   if (!options.verify_checksums) verdict->coverage.limits.push_back("the checksums of the files were not verified");
   verdict->outcome = Outcome::identical;

@@ -38,6 +38,12 @@ class Judge {
               fmt::format("{}: their shapes or dtypes differ, so they are not known to be replicas", what)};
     const bool reduced = groups_.reduced_over(site_.layer, parameter_of(site_), ranks_);
     if (reduced) return {Judged::desync, "the gradient of this tensor is reduced over these ranks"};
+    if (sites_.masked && !equal_before()) {
+      return {Judged::unknown,
+              fmt::format("{}: names are masked, so it is not known whether it is an expert's or a sharded optimizer's own "
+                          "part, and it was never alike on these ranks",
+                          what)};
+    }
     if (names_expert(site_)) {
       return {Judged::unknown,
               fmt::format("{}: experts may differ between expert-parallel ranks, and no \"ep_rank\" or collective "

@@ -34,6 +34,7 @@ struct ReplicaSites {
   std::vector<std::vector<uint32_t>> of_stream;        // by site id; kNoRow: not compared
   std::vector<std::vector<std::vector<int>>> members;  // by entry (collectives only) and stream: ranks
   uint32_t names = 0;
+  bool masked = false;  // names say nothing, and no parameter is known to belong to its gradient or state
 };
 ReplicaSites replica_sites(const Run& run);
 

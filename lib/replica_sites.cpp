@@ -51,6 +51,7 @@ std::vector<int> outliers_of(const std::vector<ReplicaPiece>& pieces, bool* majo
 
 ReplicaSites replica_sites(const Run& run) {
   ReplicaSites sites;
+  sites.masked = run.manifest().names_masked;
   std::map<std::pair<uint64_t, uint64_t>, uint32_t> numbers;
   std::map<std::pair<std::string, std::string>, uint32_t> names;
   const auto name_of = [&](const std::string& layer, const std::string& tensor) {

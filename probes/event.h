@@ -19,10 +19,16 @@ enum class EventKind : uint8_t {
   launch,         // packet; its digests are still to come
 };
 
+// Beside RecordFlags, and never written: training or an evaluation, as the step that begins next will tell.
+inline constexpr uint8_t kRecordCandidate = 4;
+// In the flags of a step_begin.
+inline constexpr uint8_t kStepComputed = 1;  // candidates that came before it are training
+inline constexpr uint8_t kStepFinal = 2;     // see Recorder::begin_final
+
 struct Event {
   EventKind kind = EventKind::none;
   bool wanted = false;
-  uint8_t flags = 0;  // RecordFlags
+  uint8_t flags = 0;  // RecordFlags; of a step_begin: kStepComputed, kStepFinal
   int32_t micro_step = 0;
   const SiteEntry* site = nullptr;
   const LayoutEntry* layout = nullptr;

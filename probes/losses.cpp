@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "lib/evaluation.h"
 #include "probes/os.h"
 
 namespace forkpoint {
@@ -158,6 +159,8 @@ CoverageLimit coverage_limit(Limit limit) {
     case Limit::stream_values:
       return {"values that streams write to memory or wait for there (cuStreamWriteValue, cuStreamWaitValue, cuStreamBatchMemOp)",
               "what they wrote and which work they ordered was not seen"};
+    case Limit::long_evaluation:
+      return {std::string(kEvaluationLimit) + " beyond 131,072 between two steps", "they are compared up to there"};
     case Limit::notes_full:
       return {"more things that were not seen than there is room for", "256 of them are listed"};
     case Limit::peers:

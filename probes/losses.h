@@ -70,6 +70,7 @@ enum class Limit : uint8_t {
   nccl_unseen, retry_failed, globals, rounded_extents, peers,
   nvtx_taken, nvtx_names,
   stream_values,
+  long_evaluation,
   notes_full,
   count_
 };

@@ -234,7 +234,7 @@ bool Recorder::push_step_event(const Token& token, const Event& event, bool ends
   return true;
 }
 
-void Recorder::begin_step(const Token& token, int64_t step) {
+void Recorder::begin_step(const Token& token, int64_t step, bool computed) {
   if (step < 0) return lose(Loss::bad_step);
   handle_forks();
   if (settings_->stop_after >= 0 && is_past_stop(token, step)) return;
@@ -247,6 +247,7 @@ void Recorder::begin_step(const Token& token, int64_t step) {
   event.kind = EventKind::step_begin;
   event.step = step;
   event.wanted = is_awake() && settings_->wants_step(step) && (!sleeper || attachment.wants_step(step));
+  event.flags = computed ? kStepComputed : 0;
   micro_step_.store(0);
   step_.store(step);
   step_is_known_.store(true);
@@ -261,6 +262,25 @@ void Recorder::begin_step(const Token& token, int64_t step) {
   wanted_.store(event.wanted && placed);
   launch_level_at_step(token, *settings_, step);
   if (sleeper) attachment.step_begun(token, step);
+}
+
+bool Recorder::begin_final(const Token& token) {
+  const int64_t step = step_.load();
+  // A window of an attach ends where it was asked to.
+  if (!is_awake() || sleeps_by_itself() || stop_.is_stopping()) return false;
+  if (!any_step_.load() || in_step_.load() || !settings_->wants_step(step)) return false;
+  Event event;
+  event.kind = EventKind::step_begin;
+  event.step = step;
+  event.wanted = true;
+  event.flags = kStepFinal;
+  event.step_serial = step_serial_.fetch_add(1) + 1;
+  micro_step_.store(0);
+  in_step_.store(true);
+  const bool placed = push_step_event(token, event, false);
+  if (!placed) losses_.add(Loss::step_lost, step);
+  wanted_.store(placed);
+  return placed;
 }
 
 void Recorder::end_step(const Token& token) {

@@ -43,7 +43,11 @@ class Recorder {
   void set_up(const Settings* settings, forkpoint_api* table);
 
   void set_rank(const Token& token, int32_t rank, int32_t world_size);
-  void begin_step(const Token& token, int64_t step);
+  // computed: records of kRecordCandidate that came since the last step ended belong to it.
+  void begin_step(const Token& token, int64_t step, bool computed = false);
+  // Behind the last step, for what the program left: a part of that step, which comes again in the stream with nothing but
+  // records of kRecordEval. end_step() ends it. False: there is no step that is recorded, or one is open.
+  bool begin_final(const Token& token);
   void end_step(const Token& token);
   void set_micro_step(const Token& token, int32_t index);
   void begin_scope(const Token& token, int32_t phase, const char* layer, const char* op);

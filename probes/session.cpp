@@ -289,7 +289,7 @@ void Session::consume() {
 void Session::handle(Event& event) {
   switch (event.kind) {
     case EventKind::none: break;
-    case EventKind::step_begin: appender_->begin_step(event.step, event.wanted, event.step_serial); break;
+    case EventKind::step_begin: appender_->begin_step(event.step, event.wanted, event.step_serial, event.flags); break;
     case EventKind::step_end:
       check_descriptor();
       appender_->end_step();

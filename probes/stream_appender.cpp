@@ -12,6 +12,7 @@ namespace forkpoint {
 namespace {
 
 constexpr size_t kMaxPending = 1u << 18;
+constexpr size_t kMaxPendingEval = kMaxPending / 2;  // so that no evaluation, however long, takes the place of what counts
 // Digest, statistics and columns of one record before they are written: an upper bound of what they take on disk.
 constexpr uint64_t kRecordBytesEstimate = 40;
 
@@ -31,6 +32,10 @@ std::string members_name(const CommunicatorEntry& communicator) {
                      mix64(digest_only(communicator.members, bytes).a));
 }
 
+constexpr auto is_evaluation = [](const auto& pending) {
+  return pending.has_record && !pending.launch_site && (pending.event.flags & kRecordEval) != 0;
+};
+
 // Two entries for one communicator: the program's and NCCL's, or two places in it that this process holds.
 bool are_one(const CommunicatorEntry& left, const CommunicatorEntry& right) {
   const bool told = !(left.id == Digest{}) && !(right.id == Digest{});
@@ -45,20 +50,43 @@ StreamAppender::StreamAppender(const Settings& settings, uint32_t session, HashS
                                LimitSet& limits, Notes& notes)
     : settings_(settings), session_(session), writer_(writer), losses_(losses), limits_(limits), notes_(notes) {}
 
-void StreamAppender::begin_step(int64_t step, bool wanted, uint64_t serial) {
+void StreamAppender::begin_step(int64_t step, bool wanted, uint64_t serial, uint8_t flags) {
   // A thread that starts the session while another begins a step tells of that step twice.
   if (serial <= serial_) return;
   // A step whose begin was lost (a Gap says so) took what was pending with it.
-  if (serial != serial_ + 1) pending_.clear();
+  if (serial != serial_ + 1) forget_pending();
   serial_ = serial;
   if (open_) close_step();
   any_step_ = true;
   step_ = step;
+  settle_candidates((flags & kStepComputed) != 0);
+  if ((flags & kStepFinal) != 0) keep_evaluation();
   if (wanted) {
     open_step(step);
     append_pending();
+    final_ = (flags & kStepFinal) != 0;
   }
+  forget_pending();
+}
+
+void StreamAppender::settle_candidates(bool training) {
+  for (Pending& pending : pending_) {
+    uint8_t& flags = pending.event.flags;
+    if (!pending.has_record || (flags & kRecordCandidate) == 0) continue;
+    flags = static_cast<uint8_t>((flags & ~kRecordCandidate) | (training ? 0 : kRecordEval));
+  }
+}
+
+// Behind the last step: what else came there has no place.
+void StreamAppender::keep_evaluation() {
+  const auto rest = std::stable_partition(pending_.begin(), pending_.end(), is_evaluation);
+  if (rest != pending_.end()) limits_.add(Limit::after_last_step);
+  pending_.erase(rest, pending_.end());
+}
+
+void StreamAppender::forget_pending() {
   pending_.clear();
+  pending_eval_ = 0;
 }
 
 void StreamAppender::end_step() {
@@ -94,6 +122,9 @@ void StreamAppender::add_launch(const LaunchRow& row, const SiteEntry& site, con
 
 void StreamAppender::keep_or_append(Pending&& pending) {
   if (waits_for_step(pending)) {
+    const bool eval = is_evaluation(pending);
+    if (eval && pending_eval_ >= kMaxPendingEval) return limits_.add(Limit::long_evaluation);
+    pending_eval_ += eval ? 1 : 0;
     if (pending_.size() < kMaxPending) return pending_.push_back(std::move(pending));
     if (any_step_) return losses_.add(Loss::pending_full, kPrologueStep);
     append_without_step();
@@ -112,7 +143,7 @@ void StreamAppender::append(const Pending& pending) {
     object = records_in_step_++;
     append_record(pending.event);
   }
-  if (pending.launch_site) append_launch(pending, object);
+  if (pending.launch_site && !final_) append_launch(pending, object);
 }
 
 void StreamAppender::append_launch(const Pending& pending, uint64_t object) {
@@ -136,8 +167,9 @@ bool StreamAppender::waits_for_step(const Pending& pending) const {
 void StreamAppender::append_without_step() {
   stepless_ = true;
   if (!open_) open_step(kPrologueStep);
+  settle_candidates(false);
   append_pending();
-  pending_.clear();
+  forget_pending();
 }
 
 void StreamAppender::open_step(int64_t step) {
@@ -153,6 +185,7 @@ void StreamAppender::close_step() {
   add_limits();
   writer_.end_step();
   open_ = false;
+  final_ = false;
   unflushed_ = 0;
 }
 
@@ -161,7 +194,7 @@ void StreamAppender::append_record(const Event& event) {
   record.site = site_id(*event.site);
   record.layout = layout_id(*event.layout);
   record.micro_step = event.micro_step;
-  record.flags = event.flags;
+  record.flags = static_cast<uint8_t>(event.flags & ~kRecordCandidate);  // within a step it is training
   record.call = next_call(record.site, event.micro_step, (event.flags & kRecordEval) != 0);
   record.digest = event.digest;
   record.stats = event.stats;
@@ -268,7 +301,8 @@ void StreamAppender::flush() {
 
 void StreamAppender::finish(bool cut_short) {
   if (!any_step_ && !pending_.empty()) append_without_step();
-  if (!pending_.empty()) limits_.add(Limit::after_last_step);
+  settle_candidates(false);
+  keep_evaluation();  // what that finds to be in no verdict's path needs no word
   // A program that never calls step_end means its last step to end with it; one that does has left the step half done.
   const bool ends_here = open_ && !cut_short && (!any_step_ || !any_explicit_end_);
   if (ends_here && any_step_) limits_.add(Limit::implied_end);

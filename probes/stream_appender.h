@@ -24,7 +24,8 @@ class StreamAppender {
 
   // A step that is not wanted ends the one before all the same. serial: the n-th step that the process began, from 1; one
   // that was told before is passed over.
-  void begin_step(int64_t step, bool wanted, uint64_t serial);
+  // flags: kStepComputed, kStepFinal.
+  void begin_step(int64_t step, bool wanted, uint64_t serial, uint8_t flags = 0);
   void end_step();
   // Before the first step: the prologue. Between two steps: kept until the next one begins, to which it then belongs.
   void add(const Event& event);
@@ -57,6 +58,9 @@ class StreamAppender {
   void close_step();
   bool waits_for_step(const Pending& pending) const;
   void append_without_step();
+  void settle_candidates(bool training);
+  void keep_evaluation();
+  void forget_pending();
   void keep_or_append(Pending&& pending);
   void append_pending();
   void append(const Pending& pending);
@@ -88,6 +92,8 @@ class StreamAppender {
   uint64_t serial_ = 0;
   uint64_t unflushed_ = 0;
   std::vector<Pending> pending_;
+  size_t pending_eval_ = 0;  // of them, records of an evaluation
+  bool final_ = false;       // the step that is open is the final part of one
   uint64_t records_in_step_ = 0;
 
   uint64_t step_serial_ = 0;

@@ -125,17 +125,25 @@ PythonObject* call_rank(FORKPOINT_CALL_PARAMETERS) {
 }
 
 PythonObject* call_begin_step(FORKPOINT_CALL_PARAMETERS) {
-  FORKPOINT_ARGUMENTS("begin_step", 2, "n", "base");
+  FORKPOINT_ARGUMENTS("begin_step", 2, "n", "base", "computed");
   const int64_t step = arguments.number(0);
   const char* base = arguments.text(1);
+  const bool computed = arguments.number(2) != 0;
   if (!arguments.good()) return nullptr;
   // Who names the steps by --step-on has them counted by that alone.
   if (!recorder.is_awake() || has_step_mark()) return none();
   enter([=](const Token& token) {
     recorder.set_step_base(token, base);
-    recorder.begin_step(token, step);
+    recorder.begin_step(token, step, computed);
   });
   return none();
+}
+
+// The part of the last step that takes what the program left behind it, until end_step. False: none is wanted.
+PythonObject* call_begin_final(FORKPOINT_CALL_PARAMETERS) {
+  bool begun = false;
+  if (recorder.is_awake() && !has_step_mark()) enter([&](const Token& token) { begun = recorder.begin_final(token); });
+  return api->boolean(begun);
 }
 
 PythonObject* call_set_base(FORKPOINT_CALL_PARAMETERS) {
@@ -379,6 +387,7 @@ constexpr Function kFunctions[] = {
     {"active", call_active},       {"wanted", call_wanted},
     {"source", call_source},       {"rank", call_rank},
     {"begin_step", call_begin_step}, {"set_base", call_set_base},
+    {"begin_final", call_begin_final},
     {"end_step", call_end_step},   {"micro_step", call_micro_step},
     {"communicator", call_communicator}, {"frame", call_frame},
     {"push", call_push},           {"pop", call_pop},

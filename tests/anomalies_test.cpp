@@ -226,4 +226,11 @@ TEST_CASE("the line never speaks for what was lost or not recorded") {
   CHECK(exit_code(anomalies_of(died)) == 2);
 }
 
+TEST_CASE("where names are masked, skipped steps cannot be told, and that is said") {
+  RunBuilder run = run_of(12, wobble);
+  CHECK(anomalies_of(run).left_out.empty());
+  run.manifest().names_masked = true;
+  CHECK(holds(anomalies_of(run).left_out, "gradient scaler skipped"));
+}
+
 }  // namespace forkpoint

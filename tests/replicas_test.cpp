@@ -341,4 +341,17 @@ TEST_CASE("where names are masked, running statistics are not taken for replicas
                     [](const std::string& text) { return text.starts_with("names are masked"); }));
 }
 
+TEST_CASE("where names are masked, what was never alike may be an expert's or a sharded optimizer's, and is not judged") {
+  PlacedRun run(data_parallel(2));
+  run.masked = true;
+  const auto alike = [](int, int64_t step) { return value(seed_of(step)); };
+  const auto of_each = [](int rank, int64_t step) { return value(seed_of(step, 1 + rank)); };
+  const auto lost = [](int rank, int64_t step) { return value(seed_of(step, step == 2 ? rank : 0)); };
+  const Verdict never = run.compare({{"~01", "~0a", Role::parameter, alike}, {"~02", "~0b", Role::parameter, of_each}});
+  CHECK_MESSAGE(never.outcome == Outcome::incomparable, dump(never));
+  CHECK_MESSAGE(never.reason.find("names are masked") != std::string::npos, dump(never));
+  const Verdict once = run.compare({{"~01", "~0a", Role::parameter, alike}, {"~02", "~0b", Role::parameter, lost}});
+  CHECK_MESSAGE(once.outcome == Outcome::diverged, dump(once));
+}
+
 }  // namespace forkpoint

@@ -101,14 +101,17 @@ def _install_hooks(late):
     if tuple(int(n) for n in torch.__version__.split("+")[0].split(".")[:2]) < (2, 4):
         native.limit("torch older than 2.4: its layers are not seen", torch.__version__)
         return False
-    from . import graphs, layers, names, steps
+    from . import graphs, layers, made, names, scaling, steps
 
     optimizers = []
     if late:
         optimizers = _take_stock(torch, names)
+        made.fresh.clear()  # in which order they came is not known, so there is no name for them that two runs share
+        names.limit_once("modules that were made before the recording began, as long as nobody calls them")
     ours = layers.install()
     steps.on_optimizer.append(layers.forget_open_calls)
     steps.install(optimizers)
+    scaling.install()
     graphs.install()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=lambda: _leave_child(layers, steps, ours))

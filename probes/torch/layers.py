@@ -5,6 +5,7 @@ a GPU: they are no place where a difference counts, and each buffer of each laun
 anyway. Outputs and gradients are places where one counts, whatever becomes of it later, so these are recorded at every
 level. It is a matter of the level alone, whatever was seen of the launches, so that two runs of one level leave out the
 same."""
+import itertools
 import sys
 import threading
 
@@ -15,11 +16,15 @@ from torch._C._functorch import peek_interpreter_stack as transform
 from torch.nn.modules import module as torch_module
 
 from . import _native as native
-from . import backward, names, steps
-from .names import EVAL, INPUT, OUTPUT, RECOMPUTE, failed, flatten, flatten_call, layers, limit_once, put
+from . import backward, made, names, steps
+from .names import CANDIDATE, EVAL, INPUT, OUTPUT, RECOMPUTE, failed, flatten, flatten_call, layers, limit_once, put
+from .steps import Step
 
 is_compiling = torch.compiler.is_compiling
 _get_frame = sys._getframe
+
+
+_threads = itertools.count(1)
 
 
 class _Thread(threading.local):
@@ -28,6 +33,7 @@ class _Thread(threading.local):
         self.on = False     # values are recorded in this call of a root
         self.used = set()   # layers whose parameters were recorded as inputs in it
         self.taken = set()  # see backward.watch
+        self.number = next(_threads)
 
 
 class _Call:
@@ -71,20 +77,37 @@ def _enter_root(thread, stack, module, args, caller):
     if not native.active():
         return
     layer = layers.get(id(module)) or names.name_tree(module)
+    may_record = _may_record(thread, layer.tree)
     flags = 0
     if graph_task() != -1:
         flags = RECOMPUTE
     elif not is_grad_enabled():
         flags = EVAL
-    elif transform() is None and tracing_state() is None and steps.trains(layer.tree):
-        steps.training_forward(args, _keywords(caller))
+    elif may_record and transform() is None and tracing_state() is None and steps.trains(layer.tree):
+        flags = steps.training_forward(layer.tree, module, args, _keywords(caller))
     thread.used.clear()
-    thread.on = steps.opened and native.wanted()
+    thread.on = steps.opened and native.wanted() and may_record
     thread.taken = set()
     if steps.deep:
         _enter(thread, stack, module, args, caller, layer, None, flags)
     else:
         stack.append(_Call(module, layer, flags))
+
+
+def _may_record(thread, tree):
+    """A module that several threads call in one step: which of them comes first is another one in each run, and calls
+    are numbered as they come. Those of the thread that steps are recorded; of the first, until one has stepped."""
+    serial = steps.serial()[0] + (not Step.is_open or Step.is_over)  # of the step that a call now belongs to
+    known = tree.threads
+    if known is None or (known[0] != serial and not known[2]):
+        tree.threads = [serial, thread.number, False]
+        return True
+    if known[0] == serial and known[1] == thread.number and not known[2]:
+        return True
+    if not known[2]:
+        known[2] = True
+        limit_once("modules that several threads call in one step: only one thread's calls are recorded", tree.label)
+    return thread.number == (Step.stepper or known[1])
 
 
 def _enter(thread, stack, module, args, caller, layer, outer, flags=0):
@@ -110,7 +133,7 @@ def _enter(thread, stack, module, args, caller, layer, outer, flags=0):
 def _record_inputs(call, frame, flags, module, args, kwargs):
     layer = call.layer
     parameters = None
-    if not flags and module._parameters and layer not in _thread.used:
+    if flags in (0, CANDIDATE) and module._parameters and layer not in _thread.used:
         _thread.used.add(layer)
         parameters = module._parameters
     if not kwargs and len(args) == 1 and type(args[0]) is Tensor:
@@ -194,6 +217,10 @@ def current():
     return (stack[-1].layer.name, stack[-1].flags) if stack else ("", 0)
 
 
+def thread_number():
+    return _thread.number
+
+
 def forget_open_calls():
     """An optimizer steps on this thread, so no module is running on it, whatever exceptions passed."""
     stack = _thread.stack
@@ -224,10 +251,12 @@ def _record_outputs(call, output, stack):
 
 def install():
     torch_module.register_module_module_registration_hook(names.registered)
+    torch_module.register_module_parameter_registration_hook(names.registered_parameter)
+    made.install(torch.nn.Module, names.registered, failed)
     ours = {torch_module.register_module_forward_pre_hook(before).id,
             torch_module.register_module_forward_hook(after, always_call=True).id}
     _be_discreet(ours)
-    steps.current_layer = current
+    steps.current_layer, steps.thread_number = current, thread_number
     return ours
 
 

@@ -1,4 +1,6 @@
-"""What things are called: modules by their path, nested values by theirs. Nothing is written into either."""
+"""What things are called: modules by their path, nested values by theirs. Nothing is written into either.
+
+No name depends on when garbage is collected, which is another time in each run: see Numbers."""
 import dataclasses
 import weakref
 from collections.abc import Mapping
@@ -7,10 +9,13 @@ from torch import Tensor, strided
 from torch.nn import Parameter
 
 from . import _native as native
+from . import made
+from .made import Numbers, collecting
 
 LOAD, DATA, FORWARD, BACKWARD, COLLECTIVE, OPTIMIZER, STATE = range(7)
 INPUT, OUTPUT, PARAMETER, GRADIENT, OPTIMIZER_STATE, BATCH, LOSS, SCALAR, RNG, SAMPLER, OTHER = range(11)
 EVAL, RECOMPUTE = 1, 2
+CANDIDATE = 4  # of a model in evaluation mode, between two steps: training where a backward pass follows, else EVAL
 
 # Attribute of a wrapper that holds the module proper: a component that no name shows.
 _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
@@ -21,34 +26,40 @@ _MOST_VALUES, _MOST_DEPTH, _MOST_NAMES = 1024, 12, 65536
 class Layer:
     """One module: its name and the interned frames of its phases (forward by flags: training, eval, recompute)."""
 
-    __slots__ = ("name", "reference", "forward", "backward", "is_leaf", "tree")
+    __slots__ = ("name", "reference", "forward", "backward", "is_leaf", "tree", "number")
 
     def __init__(self, name, reference, is_leaf):
         self.name = name
         self.reference = reference
-        self.forward = [native.frame(FORWARD, name, "", 0, flags) for flags in range(4)]
+        self.forward = [native.frame(FORWARD, name, "", 0, flags) for flags in range(5)]
         self.backward = native.frame(BACKWARD, name)
         self.is_leaf = is_leaf
-        self.tree = None  # the Tree that it belongs to
+        self.tree = None    # the Tree that it belongs to
+        self.number = None  # (name, number) in tree.extra, of a module outside of the tree
 
 
 class Tree:
     """All modules under one that has no parent: what names are relative to."""
 
-    __slots__ = "prefix", "label", "class_name", "number", "root", "children", "trains", "extra"
+    __slots__ = ("prefix", "label", "class_name", "number", "root", "children", "trains", "extra", "serial", "own",
+                 "threads")
 
     def __init__(self, root):
         self.root = root      # weak
         self.children = {}    # id of a module that lives -> Layer, in the order of named_modules
         self.trains = False   # it holds a parameter that wants a gradient
-        self.extra = {}       # how many modules outside the tree were called under each name
+        self.extra = Numbers()  # of modules outside the tree that were called, under each name
+        self.serial = 0       # of the last step in which it trained
+        self.own = ()         # (name of the layer, role, name, weak reference): what the root itself holds
+        self.threads = None   # [serial of a step, the thread that called it there, whether several did]
 
 
 layers = {}        # id of a module -> Layer; an entry goes when its module does
 trees = {}         # id of a root -> Tree
 _parents = {}      # id of a module -> (weak module, weak parent)
-_taken = {}        # class name -> numbers of trees in use
+_taken = Numbers()  # of trees, by class name
 _unprefixed = []   # id of the root without prefix
+on_gone = None     # function(tree), called when a root goes, while all below it is still there; steps.py sets it
 _join = {}
 _kinds = {}
 lean = False       # launches are recorded: what layers are handed on a GPU is left to them (layers.py)
@@ -101,11 +112,21 @@ def registered(parent, name, child):
         if known is None or known[1]() is None:
             key = id(child)
             _parents[key] = (weakref.ref(child, lambda _, key=key: _parents.pop(key, None)), weakref.ref(parent))
+        made.note(parent)
+        made.fresh[id(parent)] = None
     except Exception as error:
         failed("the registration of a module", error)
 
 
-def _topmost(module):
+def registered_parameter(module, name, parameter):
+    """Global hook: `module` got a parameter."""
+    try:
+        made.note(module)
+    except Exception as error:
+        failed("the registration of a parameter", error)
+
+
+def topmost(module):
     for _ in range(64):
         link = _parents.get(id(module))
         parent = link[1]() if link else None
@@ -119,14 +140,22 @@ def _forget_layer(key):
     layer = layers.pop(key, None)
     if layer is not None and layer.tree is not None:  # forward() may make modules at each call: none of them stays
         layer.tree.children.pop(key, None)
+        if layer.number is not None:
+            layer.tree.extra.give_back(*layer.number)
 
 
 def _forget_tree(key):
     tree = trees.pop(key, None)
-    if tree is not None:
-        _taken.get(tree.class_name, set()).discard(tree.number)
-        if key in _unprefixed:
-            _unprefixed.remove(key)
+    if tree is None:
+        return
+    try:
+        if on_gone is not None and not collecting[0]:
+            on_gone(tree)
+    except Exception as error:
+        failed("the end of a model", error)
+    _taken.give_back(tree.class_name, tree.number)
+    if not tree.prefix and not collecting[0]:
+        _unprefixed.clear()
 
 
 def _know(module, name, tree):
@@ -143,9 +172,7 @@ def _new_tree(root):
     tree.class_name = type(unwrapped(root)).__name__
     if getattr(root, "_is_replica", False):  # of DataParallel: a new object in each forward
         tree.class_name = "replica of " + tree.class_name
-    numbers = _taken.setdefault(tree.class_name, set())
-    tree.number = next(n for n in range(1, len(numbers) + 2) if n not in numbers)
-    numbers.add(tree.number)
+    tree.number = _taken.take(tree.class_name)
     tree.label = tree.class_name if tree.number == 1 else "%s#%d" % (tree.class_name, tree.number)
     tree.prefix = tree.label + "."
     if not _unprefixed and next(iter(root.parameters()), None) is not None:
@@ -171,7 +198,7 @@ def _walk(module, path, tree, seen):
 
 def name_tree(module):
     """Layer of a module that is called while no other is: names all that lies under its topmost parent."""
-    root = _topmost(module)
+    root = topmost(module)
     tree = trees.get(id(root)) or _new_tree(root)
     _walk(root, "", tree, set())
     layer = layers.get(id(module))
@@ -184,16 +211,17 @@ def name_stray(module, outer):
         return name_tree(module)
     tree = outer.tree
     known = tree.root()
-    if known is not None:  # it may have been put into the tree since the tree was named
+    # It may have been put into the tree since the tree was named.
+    if known is not None and id(module) in _parents and topmost(module) is known:
         _walk(known, "", tree, set())
         if id(module) in layers:
             return layers[id(module)]
     name = "%s.%s" % (outer.name, type(unwrapped(module)).__name__) if outer.name != tree.label or tree.prefix \
         else type(unwrapped(module)).__name__
-    alive = tree.extra.setdefault(name, weakref.WeakSet())
-    label = name if not alive else "%s#%d" % (name, len(alive) + 1)
-    alive.add(module)
+    number = tree.extra.take(name)
+    label = name if number == 1 else "%s#%d" % (name, number)
     layer = _know(module, label, tree)
+    layer.number = name, number
     for child_name, child in module._modules.items():
         if child is not None:
             _walk(child, label[len(tree.prefix):] + "." + child_name, tree, set())
@@ -260,18 +288,18 @@ def flatten_call(args, kwargs, name, into):
             flatten(value, join(name, key), into)
 
 
-_plain = (Tensor, Parameter)
+plain = (Tensor, Parameter)
 
 
 def are_plain(parameters):
     """Of a module's table: none has a way of its own to be recorded."""
     for parameter in parameters.values():
-        if parameter is not None and type(parameter) not in _plain:
+        if parameter is not None and type(parameter) not in plain:
             return False
     return True
 
 
-def _special(kind):
+def special_of(kind):
     try:
         return specials[kind]
     except KeyError:
@@ -281,7 +309,7 @@ def _special(kind):
 
 def put(frame, role, name, tensor, flags=0):
     """Records one tensor of any kind."""
-    special = _special(type(tensor)) if type(tensor) not in _plain else None
+    special = special_of(type(tensor)) if type(tensor) not in plain else None
     if special is not None:
         special(frame, role, name, tensor, flags)
     elif not native.tensor(frame, role, name, tensor, flags):
@@ -293,7 +321,7 @@ def put_held(frame, role, parameters):
     for name, parameter in parameters.items():
         if parameter is None:
             continue
-        special = _special(type(parameter)) if type(parameter) not in _plain else None
+        special = special_of(type(parameter)) if type(parameter) not in plain else None
         if special is not None:
             special(frame, role, name, parameter, 0)
         else:
@@ -306,7 +334,7 @@ _state = {PARAMETER, GRADIENT, OPTIMIZER_STATE, OTHER, BATCH, LOSS}
 def unread(tensor, role=OUTPUT):
     """What a step is compared by must have been looked at: without it no two runs are identical. The rest is declared."""
     kind = type(tensor).__name__
-    if type(tensor) in _plain and tensor.layout is not strided:
+    if type(tensor) in plain and tensor.layout is not strided:
         kind = "%s %s" % (kind, tensor.layout)
     if role in _state:
         native.gap("parameters, gradients or other state that could not be read: %s" % kind)
@@ -323,7 +351,7 @@ class Many:
         self.entries = []
 
     def add(self, frame, role, name, tensor):
-        if type(tensor) in _plain:
+        if type(tensor) in plain:
             self.entries.append((frame, role, name, tensor))
         else:  # it may have a way of its own to be recorded
             self.flush()

@@ -1,8 +1,10 @@
 """What a step holds besides layers: generators, gradients as the optimizer takes them, scalars, parameters, state."""
 import functools
+import itertools
 import random
 import sys
 import types
+import weakref
 from array import array
 
 import torch
@@ -11,20 +13,62 @@ from torch.nn.parameter import is_lazy  # it gets its shape in the first forward
 
 from . import _native as native
 from . import backward, names
+from .made import Numbers, collecting
 from .names import GRADIENT, LOAD, OPTIMIZER, OPTIMIZER_STATE, OTHER, PARAMETER, RNG, SCALAR, STATE, Many, join, put
 
-optimizers = []    # weak references, in the order in which they were made
+optimizers = {}    # id -> Made, in the order in which they were made
+in_use = set()     # serial numbers of optimizers, but of those that went with the last reference to them
 on_facts = []      # functions called before the first record
 find_parts = None  # function(module, {id of a parameter: what is added to its name}) of parallel.py
 _frames = {}
+_numbers = Numbers()
+_serials = itertools.count(1)
+on_freed = []      # functions called with the serial number of an optimizer that went so
 owners = {}       # id of a parameter -> (Layer, its name); made anew for each step: it is valid only within one
 
 
-def frame(phase, layer=""):
-    key = phase, layer
+class Made:
+    """An optimizer. number: among those in use, see Numbers. serial: among all, never used again."""
+
+    __slots__ = "reference", "number", "serial"
+
+    def __init__(self, optimizer):
+        key = id(optimizer)
+        self.number, self.serial = _numbers.take(""), next(_serials)
+        number, serial = self.number, self.serial
+        self.reference = weakref.ref(optimizer, lambda _: _gone(key, number, serial))
+        in_use.add(self.serial)
+
+
+def note(optimizer):
+    if id(optimizer) not in optimizers:
+        optimizers[id(optimizer)] = Made(optimizer)
+
+
+def _gone(key, number, serial):
+    optimizers.pop(key, None)
+    if not collecting[0]:
+        in_use.discard(serial)
+        _numbers.give_back("", number)
+        for function in on_freed:
+            function(serial)
+
+
+def serial_of(optimizer):
+    note(optimizer)
+    return optimizers[id(optimizer)].serial
+
+
+def newest():
+    """Serial number of the optimizer that was made last."""
+    return max((made.serial for made in list(optimizers.values())), default=0)
+
+
+def frame(phase, layer="", flags=0):
+    key = phase, layer, flags
     handle = _frames.get(key)
     if handle is None:
-        handle = _frames[key] = native.frame(phase, layer)
+        handle = _frames[key] = native.frame(phase, layer, "", 0, flags)
     return handle
 
 
@@ -70,7 +114,8 @@ def own_all(deep):
 
 
 def living():
-    return [o for o in (reference() for reference in optimizers) if o is not None]
+    """What can be recorded. Nothing is decided by it: when garbage is collected differs in any two runs."""
+    return [o for o in (made.reference() for made in list(optimizers.values())) if o is not None]
 
 
 def base():
@@ -100,6 +145,9 @@ def facts():
     """And what of the job is not seen, whatever it does later."""
     for function in on_facts:
         function()
+    native.limit("what becomes of models and optimizers behind the last step, where they are gone when the program "
+                 "ends, or it is killed", "")
+    native.limit("copies of the weights that no module holds, such as an average kept in a list", "")
     if "random" not in _seeded:
         native.limit("the state of Python's generator, which was not seen to be seeded before the first step", "")
     native.fact("torch", torch.__version__)
@@ -116,13 +164,13 @@ def record_load():
     for tree in list(names.trees.values()):
         if tree.trains:
             for layer in list(tree.children.values()):
-                _add_held(many, layer, LOAD, ())
+                add_held(many, layer, LOAD, ())
     for optimizer in living():
-        _add_state(many, optimizer, LOAD, _by_layer(optimizer))
+        add_state(many, optimizer, LOAD, by_layer(optimizer))
     many.flush()
 
 
-def _add_held(many, layer, phase, without):
+def add_held(many, layer, phase, without):
     """A module's own parameters, but those with an id in `without` and those of an earlier module, and its buffers."""
     module = layer.reference()
     if module is None or not (module._parameters or module._buffers):
@@ -199,14 +247,12 @@ class _Seeding:
 
 def label_of(optimizer):
     """Prefix of an optimizer's scalars: nothing for the first one."""
-    alive = living()
-    if not alive or alive[0] is optimizer:
-        return ""
-    place = next((i for i, other in enumerate(alive) if other is optimizer), len(alive))
-    return "%s#%d." % (type(optimizer).__name__, place + 1)
+    note(optimizer)
+    number = optimizers[id(optimizer)].number
+    return "" if number == 1 else "%s#%d." % (type(optimizer).__name__, number)
 
 
-def _by_layer(optimizer):
+def by_layer(optimizer):
     """[(name of the layer, names of its parameters, the parameters)] in the order of the groups."""
     out, last = [], None
     for g, group in enumerate(optimizer.param_groups):
@@ -272,7 +318,7 @@ def _record_other(where, role, name, value):
 
 def record_gradients(optimizer):
     many = Many()
-    for path, own, parameters in _by_layer(optimizer):
+    for path, own, parameters in by_layer(optimizer):
         where = frame(OPTIMIZER, path)
         for name, parameter in zip(own, parameters):
             gradient = parameter.grad
@@ -283,19 +329,20 @@ def record_gradients(optimizer):
 
 def record_updated(optimizer):
     many = Many()
-    by_layer = _by_layer(optimizer)
-    for path, own, parameters in by_layer:
+    layers = by_layer(optimizer)
+    for path, own, parameters in layers:
         where = frame(OPTIMIZER, path)
         for name, parameter in zip(own, parameters):
             many.add(where, PARAMETER, name, parameter)
-    _add_state(many, optimizer, OPTIMIZER, by_layer)
+    add_state(many, optimizer, OPTIMIZER, layers)
     many.flush()
 
 
-def _add_state(many, optimizer, phase, by_layer):
+def add_state(many, optimizer, phase, layers, flags=0):
+    """layers: by_layer(optimizer)."""
     states = optimizer.state
-    for path, own, parameters in by_layer:
-        where = frame(phase, path)
+    for path, own, parameters in layers:
+        where = frame(phase, path, flags)
         held = []
         for name, parameter in zip(own, parameters):
             state = states.get(parameter)
@@ -310,14 +357,4 @@ def _add_state(many, optimizer, phase, by_layer):
     many.flush()
     for key, value in states.items():
         if not isinstance(key, Tensor):  # of no parameter
-            _record_value(frame(phase), OPTIMIZER_STATE, "%sstate.%s" % (label_of(optimizer), key), value)
-
-
-def record_rest(stepped):
-    """Parameters that none of the optimizers that stepped updates, and buffers. stepped: their ids."""
-    many = Many()
-    updated = {id(p) for o in living() if id(o) in stepped for group in o.param_groups for p in group["params"]}
-    for tree in list(names.trees.values()):
-        for layer in list(tree.children.values()) if tree.trains else ():
-            _add_held(many, layer, OPTIMIZER, updated)
-    many.flush()
+            _record_value(frame(phase, "", flags), OPTIMIZER_STATE, "%sstate.%s" % (label_of(optimizer), key), value)

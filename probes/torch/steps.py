@@ -1,20 +1,22 @@
 """When a step begins and ends. What it holds is in state.py.
 
 A step begins with the first training forward after the last one ended and ends when the optimizer has stepped; with
-several optimizers it stays open until the next training forward, so that others that step right after still count."""
+several optimizers it stays open until the next training forward, so that others that step right after still count.
+
+Between two steps a forward of a model in evaluation mode (model.eval()) with gradients wanted is an evaluation, unless
+a backward pass or an optimizer's step is the next thing of a step that follows: a model may be trained in that mode."""
 import atexit
 import functools
 import random
 import sys
 import threading
-import weakref
 
 import torch
 from torch import Tensor
 
 from . import _native as native
-from . import backward, names, state
-from .names import BATCH, DATA, OPTIMIZER, SCALAR, failed, flatten_call, limit_once, put
+from . import backward, names, rest, state
+from .names import BATCH, CANDIDATE, DATA, OPTIMIZER, failed, flatten_call, limit_once, put
 
 listening = True   # hooks have something to do in this process
 opened = False     # the step base is settled: records may be made
@@ -26,23 +28,31 @@ on_step = []       # when a step begins
 on_backward = []   # when a backward pass that is not a part of another has ended
 on_stepped = []    # functions called with an optimizer that has stepped
 current_layer = lambda: ("", 0)  # noqa: E731: (name, flags) of the module whose forward is open; layers.py puts its own
+thread_number = lambda: 0  # noqa: E731: of the calling thread; layers.py puts its own
 _lock = threading.RLock()
 _thread = threading.local()  # .backward: the serial of the step in which this thread last ran a backward pass
 
 
-class _Step:
+class Step:
     number = -1
+    counts = False       # that is the number of the last step
     is_open = False
     is_over = False      # the optimizer has stepped; the next training forward ends the step
     micro = 0
     serial = 0           # of the steps that began
     has_batch = False
-    closer = None        # weak: the optimizer that ends steps
+    closer = None        # serial number of the optimizer that ends steps
+    newest = 0           # that of the optimizer that was made last when it did
     running = []         # optimizers whose step() is open, the outermost first; each has a scope of its thread open
-    others = []          # ids of those that stepped since the closer did, once a step
+    stepper = 0          # number of the thread in which an optimizer stepped last; 0: none has
+    thread = 0           # that the last of them was called in
+    others = []          # serial numbers of those that stepped since the closer did, once a step
+    candidates = {}      # trees whose forward, between two steps, may be training
     recorded = set()     # ids of those whose parameters this step holds
     in_scaler = False
+    stepped = None       # an optimizer's step() has ended since a GradScaler asked for one
     own = True           # False: no optimizer of torch's, so no steps
+    base = ""            # what says which number the first step has
 
 
 def recording():
@@ -52,69 +62,93 @@ def recording():
 
 def serial():
     """Another number in each step and micro-step."""
-    return _Step.serial, _Step.micro
+    return Step.serial, Step.micro
 
 
 def trains(tree):
     if not tree.trains:
         root = tree.root()
         tree.trains = root is not None and any(p.requires_grad for p in root.parameters())
-        if tree.trains and _Step.is_open:
+        if tree.trains and Step.is_open:
             state.own(tree, deep)
     return tree.trains
 
 
-def training_forward(args, kwargs):
-    """A root is called with gradients wanted."""
+def training_forward(tree, module, args, kwargs):
+    """A root is called with gradients wanted. Gives the flags of what is recorded in it."""
     with _lock:
-        if _Step.is_open and _Step.is_over:
+        if Step.running:
+            _end_raised()
+        if Step.is_open and Step.is_over:
             end()
-        if not _Step.is_open:
-            if not _Step.own or not state.living():
-                return
+        if not Step.is_open:
+            if not Step.own or not state.in_use:
+                return 0
+            if not module.training:
+                return _candidate(tree, args, kwargs)
             begin()
-        elif getattr(_thread, "backward", 0) == _Step.serial:
-            _Step.micro += 1
-            native.micro_step(_Step.micro)
-            _Step.has_batch = False
+        elif getattr(_thread, "backward", 0) == Step.serial:
+            Step.micro += 1
+            native.micro_step(Step.micro)
+            Step.has_batch = False
         _thread.backward = 0
-        if _Step.has_batch:
-            return
-        _Step.has_batch = True
+        tree.serial = Step.serial
+        if Step.has_batch:
+            return 0
+        Step.has_batch = True
+    _record_batch(args, kwargs, 0)
+    return 0
+
+
+def _record_batch(args, kwargs, flags):
     batch = []
     flatten_call(args, kwargs, "batch", batch)
     for name, tensor in batch:
-        put(state.frame(DATA), BATCH, name, tensor)
+        put(state.frame(DATA, "", flags), BATCH, name, tensor)
 
 
-def begin():
-    global opened, deep
-    deep = native.LEVEL >= 1
-    names.lean = native.LEVEL >= 2
-    first = not opened
-    if first:
-        _Step.number, base = state.base()
-        native.set_base(base)
+def _candidate(tree, args, kwargs):
+    _open()
+    Step.candidates[tree] = True
+    _record_batch(args, kwargs, CANDIDATE)
+    return CANDIDATE
+
+
+def _open():
+    """Before the first record."""
+    global opened
+    if not opened:
+        Step.base = state.base()[1]
+        native.set_base(Step.base)
         opened = True
         state.facts()
-    else:
-        _Step.number += 1
-        base = ""
+
+
+def begin(computed=False):
+    """computed: what belongs to the step may have been computed already, in a model in evaluation mode."""
+    global deep
+    deep = native.LEVEL >= 1
+    names.lean = native.LEVEL >= 2
+    _open()
+    first, Step.counts = not Step.counts, True
+    Step.number = state.base()[0] if first else Step.number + 1
     state.own_all(deep)
     if first:
         state.record_load()
-        _first_base[0] = base
-    native.begin_step(_Step.number, _first_base[0])
-    _Step.is_open, _Step.is_over, _Step.micro = True, False, 0
-    _Step.serial, _Step.has_batch = _Step.serial + 1, False
-    _Step.recorded.clear()
+    trained = list(Step.candidates) if computed else ()
+    native.begin_step(Step.number, Step.base, bool(trained))
+    Step.is_open, Step.is_over, Step.micro = True, False, 0
+    Step.serial, Step.has_batch = Step.serial + 1, bool(trained)
+    Step.recorded.clear()
+    if trained:
+        limit_once("evaluations with gradients wanted, of a model that trains in evaluation mode: they count as training")
+        for tree in trained:
+            tree.serial = Step.serial
+    Step.candidates.clear()
     for function in on_step:
         function()
     if native.wanted():
         state.record_generators()
-
-
-_first_base = [""]
 
 
 def count_anew():
@@ -122,15 +156,19 @@ def count_anew():
     global opened, deep
     with _lock:
         opened, deep = False, native.LEVEL >= 1
-        _Step.is_open = _Step.is_over = False
-        _Step.others.clear()
+        Step.is_open = Step.is_over = Step.counts = False
+        Step.others.clear()
+        Step.candidates.clear()
 
 
 def end():
     if native.wanted():
-        state.record_rest(_Step.recorded)
+        rest.record(Step.recorded, Step.serial)
+        for tree in list(names.trees.values()):
+            if tree.serial == Step.serial:
+                rest.own(tree)
     native.end_step()
-    _Step.is_open = _Step.is_over = False
+    Step.is_open = Step.is_over = False
 
 
 def on_loss():
@@ -138,15 +176,16 @@ def on_loss():
     if not listening or not native.active():  # in a forked child the lock may be held by a thread that is not there
         return
     with _lock:
-        if not _Step.is_open:
-            if state.living():
-                begin()
+        if not Step.is_open:
+            if state.in_use:
+                begin(computed=True)
             elif not opened:
                 limit_once("no optimizer of torch.optim: the bridge sees no steps (--step-on REGEX can give them)")
-                native.set_base("unknown")
+                Step.base = "unknown"
+                native.set_base(Step.base)
                 opened = True
                 state.own_all(deep)
-        _thread.backward = _Step.serial
+        _thread.backward = Step.serial
 
 
 def _has_closure(args, kwargs):
@@ -155,30 +194,58 @@ def _has_closure(args, kwargs):
 
 
 def _leave(optimizer):
-    if optimizer in _Step.running:
-        at = _Step.running.index(optimizer)
-        for _ in _Step.running[at:]:
+    if optimizer in Step.running:
+        at = Step.running.index(optimizer)
+        for _ in Step.running[at:]:
             native.pop()
-        del _Step.running[at:]
+        del Step.running[at:]
+
+
+def _open_steps():
+    """How many calls of an optimizer's step() this thread is in."""
+    count, frame = 0, sys._getframe(1)
+    while frame is not None:
+        count += frame.f_code is _step_code
+        frame = frame.f_back
+    return count
+
+
+_step_code = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__  # of what is around each step()
+
+
+def _end_raised(own=0):
+    """An optimizer whose step() raised has not called the hook behind it: the step ends with what it left. own: calls
+    of step() that this thread is in, and that are not in `running`."""
+    if Step.thread != threading.get_ident() or _open_steps() > own:
+        return
+    optimizer = Step.running[0]
+    _leave(optimizer)
+    if listening and Step.is_open and native.active():
+        if native.wanted():
+            state.record_updated(optimizer)
+            Step.recorded.add(id(optimizer))
+        stepped(optimizer)
 
 
 def before_optimizer(optimizer, args, kwargs):
     if torch.compiler.is_compiling():
         return
     try:
-        _leave(optimizer)  # its last step() raised
+        if Step.running:
+            _end_raised(own=1)
         for function in on_optimizer:
             function()
-        _Step.running.append(optimizer)
+        Step.running.append(optimizer)
+        Step.thread, Step.stepper = threading.get_ident(), thread_number()
         native.push(state.frame(OPTIMIZER))  # for launches
         if not listening or not native.active():
             return
         if _has_closure(args, kwargs):
             return  # it computes the gradients: they are recorded when it has
         with _lock:
-            if not _Step.is_open:
+            if not Step.is_open:
                 state.own_all(deep)
-                begin()
+                begin(computed=True)
         if native.wanted():
             state.record_scalars(optimizer)
             state.record_gradients(optimizer)
@@ -193,97 +260,62 @@ def after_optimizer(optimizer, args, kwargs):
         _leave(optimizer)
         for function in on_stepped:
             function(optimizer)
-        if not listening or not _Step.is_open or not native.active():
+        if not listening or not Step.is_open or not native.active():
             return
         if native.wanted():
             if _has_closure(args, kwargs):
                 state.record_scalars(optimizer)
                 state.record_gradients(optimizer)
             state.record_updated(optimizer)
-            _Step.recorded.add(id(optimizer))
-        _Step.stepped = optimizer
-        if not _Step.running and not _Step.in_scaler:
-            _stepped(optimizer)
+            Step.recorded.add(id(optimizer))
+        Step.stepped = True
+        if not Step.running and not Step.in_scaler:
+            stepped(optimizer)
     except Exception as error:
         failed("a hook after an optimizer", error)
 
 
-def _stepped(optimizer):
+def stepped(optimizer):
     """The step ends, or will: see above."""
     with _lock:
-        closer = _Step.closer() if _Step.closer is not None else None
-        if closer is not None and closer is not optimizer:
-            _Step.others.append(id(optimizer))
-        # One that steps a third time while the closer does not: the closer was of an earlier part of the program.
-        if closer is None or _Step.others.count(id(optimizer)) > 2:
-            _Step.closer, closer = weakref.ref(optimizer), optimizer
-        if closer is optimizer and _Step.is_open:
-            _Step.is_over = True
-            _Step.others.clear()
-            if len(state.living()) <= 1:
+        serial = state.serial_of(optimizer)
+        if Step.closer is not None and Step.closer != serial:
+            Step.others.append(serial)
+        # One that was made since the closer stepped, or steps a third time while it does not: the closer was of an
+        # earlier part of the program.
+        if Step.closer is None or serial > Step.newest or Step.others.count(serial) > 2:
+            Step.closer = serial
+        if Step.closer == serial and Step.is_open:
+            Step.is_over = True
+            Step.newest = state.newest()
+            Step.others.clear()
+            if len(state.in_use) <= 1:
                 end()
+
+
+def _freed(serial):
+    if Step.closer == serial:
+        Step.closer = None
 
 
 def graph_begins():
     """A CUDA graph that holds an optimizer's step is about to be replayed."""
     with _lock:
-        if _Step.is_open and _Step.is_over:
+        if Step.is_open and Step.is_over:
             end()
-        if not _Step.is_open:
+        if not Step.is_open:
             begin()
 
 
 def graph_stepped(optimizer):
-    _stepped(optimizer)
-
-
-_Step.stepped = None
-
-
-def _scaler_step(original):
-    @functools.wraps(original)
-    def step(self, optimizer, *args, **kwargs):
-        if not listening or not self.is_enabled():
-            return original(self, optimizer, *args, **kwargs)
-        _Step.stepped, _Step.in_scaler = None, True
-        try:
-            result = original(self, optimizer, *args, **kwargs)
-        finally:
-            _Step.in_scaler = False
-        _after_scaler(self, optimizer)
-        return result
-
-    return step
-
-
-def _after_scaler(scaler, optimizer):
-    """A skipped step shows in that the optimizer's hooks did not run: nothing is read from the device."""
-    try:
-        skipped, _Step.stepped = _Step.stepped is None, None
-        if not _Step.is_open or not native.active():
-            return
-        if native.wanted():
-            label = state.label_of(optimizer)
-            if isinstance(scaler._scale, Tensor):
-                put(state.frame(OPTIMIZER), SCALAR, label + "scale", scaler._scale)
-            native.scalar(state.frame(OPTIMIZER), SCALAR, label + "skipped", float(skipped))
-            if skipped:
-                state.record_scalars(optimizer)
-                state.record_gradients(optimizer)
-                state.record_updated(optimizer)
-                _Step.recorded.add(id(optimizer))
-        _stepped(optimizer)
-    except Exception as error:
-        failed("a hook of a GradScaler", error)
+    stepped(optimizer)
 
 
 def _made(original):
     @functools.wraps(original)
     def patch_step(self, *args, **kwargs):
         try:
-            if not any(reference() is self for reference in state.optimizers):
-                state.optimizers[:] = [r for r in state.optimizers if r() is not None]
-                state.optimizers.append(weakref.ref(self))
+            state.note(self)
         except Exception as error:
             failed("the making of an optimizer", error)
         return original(self, *args, **kwargs)
@@ -291,24 +323,25 @@ def _made(original):
     return patch_step
 
 
-def _clipping(original):
-    @functools.wraps(original)
-    def clip_grad_norm_(*args, **kwargs):
-        norm = original(*args, **kwargs)
-        try:
-            if _Step.is_open and isinstance(norm, Tensor) and not torch.compiler.is_compiling():
-                put(state.frame(OPTIMIZER), SCALAR, "grad_norm", norm)
-        except Exception as error:
-            failed("clip_grad_norm_", error)
-        return norm
-
-    return clip_grad_norm_
+def _gone(tree):
+    """See names.on_gone. Between two steps, or behind the last one, the model of the last step goes."""
+    between = not Step.is_open or Step.is_over
+    if listening and between and 0 < tree.serial == Step.serial and native.active() and native.wanted():
+        rest.record_gone(tree)
 
 
 def at_exit():
     try:
-        if listening and _Step.is_open and (_Step.is_over or _Step.others):
+        names.on_gone = None
+        if not listening or not native.active():
+            return
+        if Step.running:
+            _end_raised()
+        if Step.is_open and (Step.is_over or Step.others):
             end()
+        if opened and native.begin_final():
+            rest.record_final()
+            native.end_step()
     except Exception as error:
         failed("the end of the program", error)
 
@@ -317,15 +350,15 @@ def install(existing):
     """existing: optimizers made before we came."""
     from torch.optim import optimizer as module
 
-    state.optimizers.extend(weakref.ref(o) for o in existing)
+    for optimizer in existing:
+        state.note(optimizer)
+    if len(existing) > 1:
+        limit_once("the order in which optimizers were made before the recording began")
+    state.on_freed.append(_freed)
+    names.on_gone = _gone
     module.Optimizer._patch_step_function = _made(module.Optimizer._patch_step_function)
     module.register_optimizer_step_pre_hook(before_optimizer)
     module.register_optimizer_step_post_hook(after_optimizer)
-    scaler = getattr(torch.amp, "GradScaler", None)
-    if scaler is not None:
-        scaler.step = _scaler_step(scaler.step)
-    clip = _clipping(torch.nn.utils.clip_grad_norm_)
-    torch.nn.utils.clip_grad_norm_ = torch.nn.utils.clip_grad.clip_grad_norm_ = clip
     state.watch_seeds(random)
     state.watch_seeds(sys.modules.get("numpy.random"))
     backward.install(on_loss, on_backward)
