@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What the probe costs: preloaded and dormant, recording each launch of a GPT, and in memory over thousands of steps.
 
-Usage: launch_overhead.py BUILD [--growth-steps N] [--rounds N]
+Usage: launch_overhead.py BUILD [--growth-steps N] [--rounds N] [--only NAMES]
 All in one run, in turns, so that the ratios hold whatever the machine. Ends with lines `bench NAME VALUE GOAL ok|MISS`;
 a goal that is missed is no failure, but memory that grows is. Skipped (status 77) without torch or a GPU.
 """
@@ -131,6 +131,7 @@ def main():
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("--growth-steps", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", help="of start, eager, debug_mode, graph and growth, by commas")
     options = parser.parse_args()
     has_gpu = shutil.which("nvidia-smi") and subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode == 0
     if not has_gpu or importlib.util.find_spec("torch") is None:
@@ -138,14 +139,15 @@ def main():
         sys.exit(77)
     with tempfile.TemporaryDirectory(prefix="forkpoint-overhead-") as folder:
         bench = Bench(options.build.resolve(), pathlib.Path(folder))
-        measurements = [
-            lambda: measure_start(bench),
-            lambda: measure_eager(bench, options.rounds),
-            lambda: measure_debug_mode(bench),
-            lambda: measure_graph(bench, max(1, options.rounds - 1)),
-            lambda: measure_growth(bench, options.growth_steps),
-        ]
-        failed = [trouble for trouble in map(trouble_of, measurements) if trouble]
+        measurements = {
+            "start": lambda: measure_start(bench),
+            "eager": lambda: measure_eager(bench, options.rounds),
+            "debug_mode": lambda: measure_debug_mode(bench),
+            "graph": lambda: measure_graph(bench, max(1, options.rounds - 1)),
+            "growth": lambda: measure_growth(bench, options.growth_steps),
+        }
+        wanted = options.only.split(",") if options.only else measurements
+        failed = [trouble for trouble in (trouble_of(measurements[name]) for name in wanted) if trouble]
     print("\n".join(table))
     sys.exit(1 if failed else 0)
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What recording a PyTorch training by layers and by steps costs, beside what people do without forkpoint.
 
-Usage: layer_overhead.py BUILD [--rounds N]     All in one run, in turns. Ends with lines `bench NAME VALUE GOAL ok|MISS`; a
+Usage: layer_overhead.py BUILD [--rounds N] [--only MODEL]     All in one run, in turns. Ends with lines `bench NAME VALUE GOAL ok|MISS`; a
 goal that is missed is no failure. Skipped (status 77) without torch or a GPU.
 """
 
@@ -69,6 +69,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=MODELS, help="one model, and nothing beside it")
     options = parser.parse_args()
     has_gpu = shutil.which("nvidia-smi") and subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode == 0
     if not has_gpu or importlib.util.find_spec("torch") is None:
@@ -77,9 +78,12 @@ def main():
     failed = []
     with tempfile.TemporaryDirectory(prefix="forkpoint-overhead-") as folder:
         for name, (model, layer_goal, step_goal) in MODELS.items():
+            if options.only not in (None, name):
+                continue
             bench = Bench(options.build.resolve(), pathlib.Path(folder), model)
             failed.append(trouble_of(lambda: measure(bench, name, layer_goal, step_goal, options.rounds)))
-        failed.append(trouble_of(lambda: measure_others(Bench(options.build.resolve(), pathlib.Path(folder)))))
+        if options.only is None:
+            failed.append(trouble_of(lambda: measure_others(Bench(options.build.resolve(), pathlib.Path(folder)))))
     print("\n".join(table))
     sys.exit(1 if any(failed) else 0)
 
