@@ -268,7 +268,8 @@ const Verb& detach_verb() {
                "its run and ends as after the whole window.",
       .options = {{"job", 0, "NAME", "all ranks on this machine of the job of that name"},
                   {"all", 0, "", "all that are attached on this machine"}},
-      .examples = {{"forkpoint detach --all", "everything that is attached here"}},
+      .examples = {{"forkpoint detach --all", "everything that is attached here"},
+                   {"forkpoint detach --job pretrain", "all ranks of one job on this machine"}},
       .max_positional = 1u << 16,
       .trouble_status = kOwnFailure,
       .run = detach};

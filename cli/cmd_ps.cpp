@@ -99,7 +99,8 @@ const Verb& ps_verb() {
                          .about = "One line a process of this machine that has the probe, trains and belongs to you (root sees everybody's): where it\n"
                                   "is and, while it is attached, what is recorded of it. The step of a PyTorch job shows while it is attached.",
                          .options = {kJsonOption},
-                         .examples = {{"forkpoint ps", "what `forkpoint attach` can be given"}},
+                         .examples = {{"forkpoint ps", "what `forkpoint attach` can be given"},
+                                      {"forkpoint ps --json | jq '.[].pid'", "for scripts"}},
                          .trouble_status = kOwnFailure,
                          .run = ps};
   return verb;
@@ -112,7 +113,8 @@ const Verb& run_verb() {
                          .about = "Runs CMD with the probe loaded (LD_PRELOAD) and asleep: nothing is recorded before `forkpoint attach` asks for it.\n"
                                   "CMD keeps its stdin, stdout and stderr; its exit status is passed on.",
                          .options = {{"job", 0, "NAME", "a name for attach --job (FORKPOINT_JOB)"}},
-                         .examples = {{"forkpoint run --job pretrain -- torchrun --nproc-per-node 8 train.py", "a job that can be looked into while it runs"}},
+                         .examples = {{"forkpoint run --job pretrain -- torchrun --nproc-per-node 8 train.py", "a job that can be looked into while it runs"},
+                                      {"forkpoint run -- ./train", "the same, without a name"}},
                          .takes_command = true,
                          .trouble_status = kOwnFailure,
                          .run = run};

@@ -14,9 +14,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <set>
 
+#include "cli/proc_file.h"
 #include "lib/error.h"
 #include "lib/probe_contract.h"
 
@@ -30,13 +30,8 @@ constexpr int kFirstAnswerMs = 5000;
 constexpr int kMostTries = 100;
 constexpr useconds_t kTryAgainMicroseconds = 10'000;
 
-std::string content(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
 std::vector<std::string> words_of(const std::string& path) {
-  const std::string text = content(path);
+  const std::string text = read_proc_file(path);
   std::vector<std::string> words;
   for (size_t start = 0, end = 0; start < text.size(); start = end + 1) {
     end = std::min(text.find('\0', start), text.size());
@@ -237,7 +232,7 @@ std::unique_ptr<Job> find_job(int64_t pid) {
   for (const std::string& folder : folders) finder.look(folder, pid);
   if (!found.jobs.empty()) return std::move(found.jobs.front());
   if (!found.problems.empty()) throw Error(found.problems.front());
-  if (content(fmt::format("/proc/{}/maps", pid)).find(contract::kProbeFile) == std::string::npos) {
+  if (read_proc_file(fmt::format("/proc/{}/maps", pid)).find(contract::kProbeFile) == std::string::npos) {
     throw Error(fmt::format("process {} was started without the probe, and it cannot be loaded later.", pid),
                 "Start the job with `forkpoint run -- CMD`, or with LD_PRELOAD set to libforkpoint.so.");
   }

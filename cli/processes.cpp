@@ -11,11 +11,10 @@
 #include <csignal>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <thread>
 
+#include "cli/proc_file.h"
 #include "lib/probe_contract.h"
 
 namespace forkpoint {
@@ -27,11 +26,6 @@ using std::chrono::steady_clock;
 constexpr milliseconds kKillPatience{30'000};
 constexpr milliseconds kPoll{20};
 
-std::string content_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
 struct ProcessState {
   pid_t parent = 0;
   bool zombie = false;
@@ -39,7 +33,7 @@ struct ProcessState {
 
 // Nothing: there is no such process. The name, in parentheses, may hold anything.
 std::optional<ProcessState> state_of(pid_t pid) {
-  const std::string text = content_of(fmt::format("/proc/{}/stat", pid));
+  const std::string text = read_proc_file(fmt::format("/proc/{}/stat", pid));
   const size_t name_end = text.rfind(')');
   if (name_end == std::string::npos || name_end + 4 > text.size()) return std::nullopt;
   const char state = text[name_end + 2];
@@ -62,7 +56,7 @@ std::map<pid_t, ProcessState> all_processes() {
 }
 
 bool carries(pid_t pid, const std::string& variable) {
-  const std::string environment = content_of(fmt::format("/proc/{}/environ", pid));
+  const std::string environment = read_proc_file(fmt::format("/proc/{}/environ", pid));
   for (size_t at = environment.find(variable); at != std::string::npos; at = environment.find(variable, at + 1)) {
     const bool begins = at == 0 || environment[at - 1] == '\0';
     const size_t end = at + variable.size();

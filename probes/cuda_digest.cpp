@@ -84,7 +84,6 @@ const void* reachable(const CudaDriver& driver, const DeviceTensor& tensor) {
   const char* last = static_cast<const char*>(tensor.data) + tensor.end_offset - 1;
   CUdevice device = -1;
   if (driver.cuCtxGetDevice_(&device) != CUDA_SUCCESS) return nullptr;
-  if (tensor.owned_on >= 0 && tensor.owned_on == device) return tensor.data;
   AddressFacts low, high;
   if (!look_up(driver, lowest, &low) || !look_up(driver, last, &high)) return nullptr;
   if (low.device_pointer == 0 || high.device_pointer - low.device_pointer != static_cast<size_t>(last - lowest)) return nullptr;

@@ -23,7 +23,7 @@ struct DeviceTensor {
   int64_t lowest_offset = 0;
   int64_t end_offset = 0;
   void* stream = nullptr;
-  int owned_on = -1;  // number of the device on which a framework says that it lies; -1: the driver is asked
+  int owned_on = -1;  // number of the device on which a framework says that it lies; -1: the driver is asked. Whether it is mapped is asked always
 };
 
 struct DeviceOutcome {

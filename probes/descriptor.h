@@ -11,7 +11,7 @@ struct forkpoint_tensor_desc;
 namespace forkpoint {
 
 // In the place of FORKPOINT_CUDA in a descriptor that the probe makes itself, plus the device's number: a framework owns the memory
-// and says that it lies on that device, so that nobody asks the driver. Not for what comes through forkpoint.h.
+// and says that it lies on that device, so that nobody asks the driver which one it is. Not for what comes through forkpoint.h.
 inline constexpr int32_t kOwnedOnDevice = 1 << 16;
 inline constexpr int32_t kMostOwnedDevices = 64;
 inline bool is_owned_on_device(int32_t device) { return device >= kOwnedOnDevice && device < kOwnedOnDevice + kMostOwnedDevices; }

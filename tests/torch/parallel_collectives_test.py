@@ -20,6 +20,11 @@ EXPECTED = {
 }
 
 
+def gloos(lines):
+    """What gloo says itself differs by who notices first."""
+    return [line.split("gloo/transport")[0] for line in lines]
+
+
 def error_of(done):
     lines = [line for line in done.stderr.splitlines() if "RuntimeError" in line and "rank0" in line]
     return [line.split("[127")[0] for line in lines]
@@ -48,7 +53,8 @@ if __name__ == "__main__":
         # Rank 1 is killed while rank 0 waits for it: the job fails as it does alone, and what came before is there.
         alone = run(job(2, "killed"))
         dead = record(f"{folder}/dead", 2, "killed", ends_well=False)
-        expect((dead.status, error_of(dead)), (alone.status, error_of(alone)), "a rank that dies")
+        # Which of gloo's own errors it is depends on who notices first.
+        expect((dead.status, gloos(error_of(dead))), (alone.status, gloos(error_of(alone))), "a rank that dies")
         assert error_of(dead), f"rank 0 should fail: {dead.stderr[-2000:]}"
         expect(show(f"{folder}/dead")["ranks"][1]["state"], "died", "the rank that was killed")
     print("collectives of gloo are recorded and judged")
