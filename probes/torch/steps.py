@@ -41,6 +41,7 @@ class Step:
     micro = 0
     serial = 0           # of the steps that began
     has_batch = False
+    has_rest = False     # see _record_rest
     closer = None        # serial number of the optimizer that ends steps
     newest = 0           # that of the optimizer that was made last when it did
     running = []         # optimizers whose step() is open, the outermost first; each has a scope of its thread open
@@ -140,6 +141,7 @@ def begin(computed=False):
     Step.is_open, Step.is_over, Step.micro = True, False, 0
     Step.serial, Step.has_batch = Step.serial + 1, bool(trained)
     Step.recorded.clear()
+    Step.has_rest = False
     if trained:
         limit_once("evaluations with gradients wanted, of a model that trains in evaluation mode: they count as training")
         for tree in trained:
@@ -162,13 +164,20 @@ def count_anew():
 
 
 def end():
-    if native.wanted():
-        rest.record(Step.recorded, Step.serial)
-        for tree in list(names.trees.values()):
-            if tree.serial == Step.serial:
-                rest.own(tree)
+    _record_rest()
     native.end_step()
     Step.is_open = Step.is_over = False
+
+
+def _record_rest():
+    """Once a step, as soon as it is over: later, what trained in it may be garbage."""
+    if Step.has_rest or not native.wanted():
+        return
+    Step.has_rest = True
+    rest.record(Step.recorded, Step.serial)
+    for tree in list(names.trees.values()):
+        if tree.serial == Step.serial:
+            rest.own(tree)
 
 
 def on_loss():
@@ -291,6 +300,8 @@ def stepped(optimizer):
             Step.others.clear()
             if len(state.in_use) <= 1:
                 end()
+            else:
+                _record_rest()
 
 
 def _freed(serial):

@@ -11,7 +11,7 @@ DIVERGED = {  # case: step, phase, layer, tensor; at level step as well
     "statistics_behind_the_last_step": (3, "state", "2", "running_mean"),
     "average_in_a_copy": (1, "optimizer", "kept.Sequential#2.0", "weight"),
     "averaged_model": (2, "optimizer", "kept.AveragedModel.module.0", "weight"),
-    "teacher_without_gradients": (2, "optimizer", "Sequential#2.2", "bias"),
+    "teacher_without_gradients": (2, "optimizer", "2", "bias"),
     "trained_in_evaluation_mode": (2, "data", None, "batch"),
     "step_that_raises": (3, "data", None, "batch"),
 }
