@@ -13,6 +13,7 @@
 #include "cli/target.h"
 #include "cli/terminal.h"
 #include "cli/verbs.h"
+#include "cli/watcher.h"
 #include "lib/verdict_text.h"
 
 namespace forkpoint {
@@ -59,6 +60,7 @@ RecordingRequest request_from(const Arguments& arguments) {
   if (request.save && request.mask_names) {
     throw UsageError("record: --save-operands and --mask-names exclude each other: values would leave with the run.");
   }
+  request.watch = read_watch(arguments, request);
   request.command = arguments.command();
   request.run_directory = arguments.value("output").value_or("");
   if (arguments.has("output") && request.run_directory.empty()) throw UsageError("record: --output is empty.");
@@ -120,9 +122,10 @@ void report(const RecordingRequest& request, const Recorded& recorded, const Tar
 }
 
 // The command's status is worth more than ours: only where it succeeded does our failure show in the exit status.
-int finish(const RecordingRequest& request, const Manifest& manifest, const TargetEnd& end) {
+int finish(const RecordingRequest& request, const Manifest& manifest, const TargetEnd& end,
+           const std::vector<std::string>& notes) {
   try {
-    const Recorded recorded = finish_recording(request, manifest, end);
+    const Recorded recorded = finish_recording(request, manifest, end, notes);
     report(request, recorded, end);
     for (const std::string& text : recorded.retry) recorded.retry_failed ? print_warning(text) : print_note(text);
     return end.exit_status;
@@ -131,6 +134,15 @@ int finish(const RecordingRequest& request, const Manifest& manifest, const Targ
                       fmt::format("By itself, {}.", end.sentence())));
     return end.exit_status ? end.exit_status : kOwnFailure;
   }
+}
+
+TargetEnd run_watched(const RecordingRequest& request, const Manifest& manifest, const std::string& probe, Watched* watched) {
+  if (!request.watch.any()) return run_target(request.command, contract_environment(request, probe));
+  Watcher watcher(request, manifest);
+  TargetEnd end = run_target(request.command, contract_environment(request, probe), [&] { watcher.start(); });
+  *watched = watcher.finish();
+  if (watched->stopped) end.stopped = fmt::format("stopped by the watch ({}): {}", watched->first_finding, end.reason());
+  return end;
 }
 
 int record(const Arguments& arguments) {
@@ -143,8 +155,9 @@ int record(const Arguments& arguments) {
   create_run(request.run_directory, manifest_before(request));
   const Manifest manifest = read_manifest(request.run_directory);  // with what create_run added: who we are
   TargetEnd end;
+  Watched watched;
   try {
-    end = run_target(request.command, contract_environment(request, probe));
+    end = run_watched(request, manifest, probe, &watched);
   } catch (const CannotRun& error) {
     fresh.remove(request.run_directory);
     print_error(error);
@@ -153,7 +166,11 @@ int record(const Arguments& arguments) {
     fresh.remove(request.run_directory);
     throw;
   }
-  end.exit_status = finish(request, manifest, end);
+  end.exit_status = finish(request, manifest, end, watched.notes);
+  // How it ended after it was told to says nothing; a finding at the very end is one all the same.
+  if (request.watch.on_trigger == OnTrigger::stop && !watched.first_finding.empty()) {
+    end.exit_status = kStoppedStatus, end.interrupted = false;
+  }
   if (!plain.empty() && !certify(request.run_directory, plain) && end.exit_status == 0) end.exit_status = kOwnFailure;
   exit_like(end);
 }
@@ -168,7 +185,8 @@ const Verb& record_verb() {
       .about =
           "Runs CMD with the probe loaded (LD_PRELOAD) and writes what the ranks report through forkpoint.h\n"
           "to a new run folder. CMD keeps its stdin, stdout and stderr; its exit status is passed on\n"
-          "(128+n: signal n; 125: forkpoint itself failed; 126: not executable; 127: not found).",
+          "(128+n: signal n; 125: forkpoint itself failed; 126: not executable; 127: not found; 124: --on-trigger stop found "
+          "something).",
       .options = {{"output", 'o', "RUN", "folder to make (default: runs/NAME-YYYYmmdd-HHMMSS); never overwritten"},
                   {"level", 0, "step|layer|launch",
                    "how fine: step (default); layer: every layer too; launch: every CUDA kernel's buffers too"},
@@ -181,6 +199,10 @@ const Verb& record_verb() {
                   {"step-on", 0, "REGEX", "a step begins with each kernel or NVTX range whose name matches"},
                   {"ops", 0, "GLOBS",
                    "layer level and up: PyTorch's ops inside of these layers too, forward and backward ('*': all)"},
+                  {"watch", 0, "nan,replicas", "look while CMD runs: values that become non-finite; ranks that no longer agree"},
+                  {"on-trigger", 0, "warn|stop|deepen",
+                   "what is done then: say it (default); end CMD, exit status 124; record the next steps by layer"},
+                  {"deepen-steps", 0, "N", "how many steps deepen records by layer (default 5)"},
                   {"inputs", 0, "", "launch level: digests right before each launch too"},
                   {"launch", 0, "STEP:INDEX", "launch level: the launch that --retry repeats (STEP -1: before the first)"},
                   {"retry", 0, "N", "launch level: run that launch N more times from the same inputs"},
@@ -194,6 +216,8 @@ const Verb& record_verb() {
                     "a named run, fine enough to name a layer; RANK or its like tells the ranks apart"},
                    {"forkpoint record -o runs/fine --level launch --step-on optimizer -- python train.py",
                    "every kernel launch of a script that nobody edited; a step begins with each range named optimizer"},
+                   {"forkpoint record --watch nan,replicas --on-trigger stop -- torchrun --nproc-per-node 8 train.py",
+                    "ends the job at the first NaN, or when its replicas come apart, and says where"},
                    {"forkpoint record --every 10 --max-size 2G --mask-names -- ./train",
                     "a long job, with names hidden"}},
       .takes_command = true,

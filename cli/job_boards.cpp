@@ -70,9 +70,10 @@ std::vector<BoardState> JobBoards::read() {
   return states;
 }
 
-void JobBoards::stop_soon() {
+void JobBoards::stop_soon(int64_t steps_more) {
   int64_t furthest = -1;
   for (const BoardState& state : read()) furthest = std::max(furthest, state.step);
+  furthest += furthest < 0 ? 0 : steps_more;
   for (const auto& [path, board] : boards_) {
     int64_t before = load(board->stop_after);
     while (furthest < before && !__atomic_compare_exchange_n(&board->stop_after, &before, furthest, false,

@@ -28,8 +28,9 @@ class JobBoards {
 
   // All there are now, new ones too.
   std::vector<BoardState> read();
-  // Has every rank stop behind the step that the furthest one is in.
-  void stop_soon();
+  // Has every rank stop behind the step that the furthest one is in, or so many steps later: where a step takes less time
+  // than this does, a rank may be past it by then.
+  void stop_soon(int64_t steps_more = 0);
 
  private:
   void find_new();

@@ -75,10 +75,10 @@ std::set<pid_t> ancestors_of(pid_t pid, const std::map<pid_t, ProcessState>& pro
 
 }  // namespace
 
-JobProcesses::JobProcesses(const std::string& run_directory)
+JobProcesses::JobProcesses(const std::string& run_directory, bool adopt)
     : variable_(
           fmt::format("{}={}", contract::kRun, std::filesystem::absolute(run_directory).lexically_normal().string())) {
-  prctl(PR_SET_CHILD_SUBREAPER, 1);
+  if (adopt) prctl(PR_SET_CHILD_SUBREAPER, 1);
   for (const auto& [pid, state] : all_processes()) {
     if (state.parent == getpid()) not_ours_.insert(pid);
   }
@@ -129,12 +129,18 @@ bool JobProcesses::wait_for_none(milliseconds limit, const std::function<bool()>
   }
 }
 
-std::vector<pid_t> JobProcesses::end(milliseconds patience, const std::function<bool()>& hurry) {
-  reap();
-  for (const pid_t pid : alive()) {
-    kill(pid, SIGTERM);
+size_t JobProcesses::send(const std::vector<pid_t>& pids, int signal) {
+  size_t sent = 0;
+  for (const pid_t pid : pids) {
+    sent += kill(pid, signal) == 0 ? 1 : 0;
     kill(pid, SIGCONT);
   }
+  return sent;
+}
+
+std::vector<pid_t> JobProcesses::end(milliseconds patience, const std::function<bool()>& hurry) {
+  reap();
+  send(alive(), SIGTERM);
   if (!wait_for_none(patience, hurry, 0)) wait_for_none(kKillPatience, nullptr, SIGKILL);
   reap();
   return alive();

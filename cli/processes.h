@@ -17,8 +17,9 @@ namespace forkpoint {
 
 class JobProcesses {
  public:
-  // REQUIRES: before the job is started. Children that this process has already are none of the job's.
-  explicit JobProcesses(const std::string& run_directory);
+  // REQUIRES: before the job is started. Children that this process has already are none of the job's. adopt: orphans become
+  // children of this process, which must reap() them; else those that carry no FORKPOINT_RUN are out of sight.
+  explicit JobProcesses(const std::string& run_directory, bool adopt = true);
 
   void set_command(pid_t pid) { command_ = pid; }
   // Reaps whoever has ended; the wait status of the command once that is known.
@@ -26,6 +27,8 @@ class JobProcesses {
   // Those that run now; zombies do not.
   std::vector<pid_t> alive() const;
   static bool is_alive(pid_t pid);
+  // In this order, and to stopped ones too. How many took it.
+  static size_t send(const std::vector<pid_t>& pids, int signal);
   // SIGTERM to all; after `patience`, or when hurry() says so, SIGKILL, parents first, until none is left. Returns
   // those that are left all the same after half a minute (waiting for a device or a file server, in the kernel). A
   // killed process has given its GPU memory back when it is gone.

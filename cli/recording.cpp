@@ -80,7 +80,7 @@ EnvironmentChanges contract_environment(const RecordingRequest& request, const s
   using namespace contract;
   EnvironmentChanges changes = allocator_changes(request);
   for (const char* variable : {kSteps, kRanks, kEvery, kMaxSizeBytes, kMaskNames, kFirstStep, kInputs, kStepOn, kRetry, kLaunch, kSave,
-                               kSequence, kStopAfter, kOps}) {
+                               kSequence, kStopAfter, kOps, kWatch, kOnTrigger}) {
     changes[variable] = std::nullopt;
   }
   changes[kRun] = fs::absolute(request.run_directory).lexically_normal().string();
@@ -98,6 +98,12 @@ EnvironmentChanges contract_environment(const RecordingRequest& request, const s
   if (!request.ops.empty()) changes[kOps] = request.ops;
   if (request.inputs) changes[kInputs] = "1";
   if (request.sequence) changes[kSequence] = "1";
+  if (request.watch.any()) {
+    changes[kWatch] = request.watch.names();
+    changes[kOnTrigger] = std::string(name(request.watch.on_trigger));
+    // Behind which step is said when something was found.
+    if (request.watch.on_trigger == OnTrigger::stop) changes[kStopAfter] = std::to_string(std::numeric_limits<int64_t>::max() - 1);
+  }
   if (request.retry > 0) changes[kRetry] = std::to_string(request.retry);
   if (request.retry_launch) changes[kLaunch] = *request.retry_launch;
   if (request.save) changes[kSave] = *request.save;
@@ -207,7 +213,8 @@ RunState judge(const Recorded& recorded, const TargetEnd& end) {
 
 }  // namespace
 
-Recorded finish_recording(const RecordingRequest& request, Manifest manifest, const TargetEnd& end) {
+Recorded finish_recording(const RecordingRequest& request, Manifest manifest, const TargetEnd& end,
+                          const std::vector<std::string>& notes) {
   Recorded recorded;
   const auto run = open_after_end(request.run_directory, &recorded.problems);
   if (run) {
@@ -221,6 +228,7 @@ Recorded finish_recording(const RecordingRequest& request, Manifest manifest, co
   if (request.retry_launch) report_retry(request, run, &recorded);
   manifest.notes = request.notes;
   manifest.notes.insert(manifest.notes.end(), recorded.retry.begin(), recorded.retry.end());
+  manifest.notes.insert(manifest.notes.end(), notes.begin(), notes.end());
   manifest.ended_at = utc_now();
   manifest.exit_status = end.exit_status;
   manifest.end_reason = end.reason();

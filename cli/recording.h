@@ -12,6 +12,21 @@
 
 namespace forkpoint {
 
+enum class OnTrigger { warn, stop, deepen };
+
+// What is looked at while the command runs, and what is done when something is found.
+struct WatchRequest {
+  bool nan = false, replicas = false;
+  OnTrigger on_trigger = OnTrigger::warn;
+  int64_t deepen_steps = 5;
+  bool any() const { return nan || replicas; }
+  std::string names() const;  // "nan,replicas"
+};
+std::string_view name(OnTrigger on_trigger);
+// Throws UsageError. The request's level and ranks are read already.
+struct RecordingRequest;
+WatchRequest read_watch(const Arguments& arguments, const RecordingRequest& request);
+
 struct RecordingRequest {
   std::string run_directory;  // empty: choose one under runs/
   Level level = Level::step;
@@ -29,6 +44,7 @@ struct RecordingRequest {
   std::optional<std::string> retry_launch;   // ... STEP:INDEX
   bool fixed_addresses = false;              // what fix_addresses() said
   std::vector<std::string> notes;            // sentences for the manifest
+  WatchRequest watch;
   bool keep_allocators = false;              // leave the frameworks' own allocators as they are
   std::optional<std::string> save;           // whose operands are saved (lib/probe_contract.h, kSave)
   std::vector<std::string> command;
@@ -57,7 +73,8 @@ struct Recorded {
 };
 // Reads the streams, gives those that are still being written a moment to end, completes the manifest from them and
 // writes it. The manifest says `whole` only when every stream that is there is whole and none is missing without
-// reason.
-Recorded finish_recording(const RecordingRequest& request, Manifest manifest, const TargetEnd& end);
+// reason. notes: sentences for the manifest.
+Recorded finish_recording(const RecordingRequest& request, Manifest manifest, const TargetEnd& end,
+                          const std::vector<std::string>& notes = {});
 
 }  // namespace forkpoint

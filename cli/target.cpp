@@ -184,12 +184,14 @@ bool fix_addresses() {
   return addresses_fixed;
 }
 
-TargetEnd run_target(const std::vector<std::string>& command, const EnvironmentChanges& changes) {
+TargetEnd run_target(const std::vector<std::string>& command, const EnvironmentChanges& changes,
+                     const std::function<void()>& started) {
   Inherited inherited{};
   const sigset_t waited = block_signals(&inherited);
   const pid_t child = start(command, changes, inherited);
   // From here on our own lines on stderr must not kill us, whoever has stopped reading.
   std::signal(SIGPIPE, SIG_IGN);
+  if (started) started();
   bool interrupted = false;
   for (;;) {
     siginfo_t info{};

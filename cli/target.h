@@ -3,6 +3,7 @@
 #pragma once
 
 #include <csignal>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -52,7 +53,9 @@ bool fix_addresses();
 int start_in_background(const std::vector<std::string>& command, const EnvironmentChanges& changes, int output, const sigset_t& mask);
 TargetEnd target_end(int wait_status);
 
-TargetEnd run_target(const std::vector<std::string>& command, const EnvironmentChanges& changes);
+// started: called once the command runs; a thread that it starts takes no signal that is waited for here.
+TargetEnd run_target(const std::vector<std::string>& command, const EnvironmentChanges& changes,
+                     const std::function<void()>& started = {});
 
 // Ends this process the way the command ended: after a Ctrl-C by SIGINT, so that a shell's loop around us stops too.
 [[noreturn]] void exit_like(const TargetEnd& end);

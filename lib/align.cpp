@@ -7,6 +7,7 @@
 #include <set>
 
 #include "lib/align_steps.h"
+#include "lib/diff_match.h"
 #include "lib/evaluation.h"
 #include "lib/verdict_text.h"
 
@@ -86,6 +87,15 @@ void align_ranks(const Run& a, const Run& b, const DiffOptions& options, Alignme
   }
 }
 
+// Some steps hold records of a finer level than the stream's own: a watch had them recorded so.
+bool is_deepened(const Run& run) {
+  return std::any_of(run.streams().begin(), run.streams().end(), [](const auto& stream) {
+    const auto sites = stream->sites();
+    const auto finer = [&](const Site& site) { return !is_at_level(site, stream->header().level); };
+    return std::any_of(sites.begin(), sites.end(), finer);
+  });
+}
+
 void align_levels(const Run& a, const Run& b, Alignment* out) {
   const Level level_a = level_of(a), level_b = level_of(b);
   out->level = std::min(level_a, level_b);
@@ -97,6 +107,14 @@ void align_levels(const Run& a, const Run& b, Alignment* out) {
         "run A is at level {}, run B at level {}: compared at level {}{}", name(level_a), name(level_b),
         name(out->level), std::max(level_a, level_b) == Level::launch ? "; launches were not compared, nor what layers were handed" : ""));
   }
+}
+
+void note_deepened(const Run& a, const Run& b, Alignment* out) {
+  const bool in_a = is_deepened(a), in_b = is_deepened(b);
+  if (!in_a && !in_b) return;
+  out->limits.push_back(fmt::format("some steps of {} are recorded by layer as well (--on-trigger deepen): what is finer than level {} "
+                                    "was not compared",
+                                    in_a && in_b ? "both runs" : in_a ? "run A" : "run B", name(out->level)));
 }
 
 // False: the steps cannot be aligned.
@@ -200,6 +218,7 @@ Alignment align(const Run& a, const Run& b, const DiffOptions& options) {
   Alignment out;
   align_ranks(a, b, options, &out);
   align_levels(a, b, &out);
+  if (!out.levels_differ) note_deepened(a, b, &out);
   if (a.manifest().names_masked != b.manifest().names_masked) {
     out.blockers.push_back(fmt::format("the names of run {} are masked, those of the other are not",
                                        a.manifest().names_masked ? 'A' : 'B'));

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 
+#include "lib/anomaly_rule.h"
 #include "lib/diff_step.h"
 #include "lib/digest_mix.h"
 #include "lib/error.h"
@@ -16,60 +17,11 @@ namespace {
 
 constexpr int kOctave = 128;
 
-bool is_float(DType dtype) {
-  switch (dtype) {
-    case DType::f16:
-    case DType::bf16:
-    case DType::f32:
-    case DType::f64:
-    case DType::f8e4m3:
-    case DType::f8e5m2:
-    case DType::c64:
-    case DType::c128:
-      return true;
-    default:
-      return false;
-  }
-}
-
-// What one site of a stream is to the search.
-struct SiteRole {
-  bool looked_at = false;  // its values can be non-finite
-  bool magnitude = false;  // judged by magnitude
-  bool loss = false, number = false;
-  bool sink = false;           // non-finite here means that the training is reached
-  bool gradient_side = false;  // what a gradient scaler expects to overflow
-  bool bursts = false;         // heavy-tailed: gradients and moments of them
-  bool collective_input = false, collective_output = false, skipped = false;
-  uint64_t op = 0;
-};
-
-SiteRole role_of(const Site& site) {
-  SiteRole role;
-  role.number = site.kind == Kind::scalar;
-  role.loss = site.role == Role::loss;
-  role.looked_at = site.role != Role::rng && site.role != Role::sampler && site.kind != Kind::state;
-  role.magnitude =
-      role.looked_at && site.phase != Phase::load && site.role != Role::scalar && (!role.number || role.loss);
-  const bool collective = site.kind == Kind::collective;
-  role.collective_input = collective && site.role == Role::input,
-  role.collective_output = collective && site.role == Role::output;
-  role.sink = role.loss || site.role == Role::gradient || site.role == Role::parameter ||
-              site.role == Role::optimizer_state || site.phase == Phase::backward || collective;
-  role.gradient_side =
-      site.phase == Phase::backward || collective || site.role == Role::gradient || site.role == Role::scalar;
-  role.bursts = site.phase == Phase::backward || site.phase == Phase::collective || site.role == Role::gradient ||
-                site.role == Role::optimizer_state;
-  role.skipped = site.role == Role::scalar && (site.tensor == "skipped" || site.tensor.ends_with(".skipped"));
-  role.op = op_key(site);
-  return role;
-}
-
 class RankScan {
  public:
   RankScan(const Run& run, size_t index) : stream_(*run.streams()[index]), direct_(stream_.sites().size()) {
     out_.stream = index;
-    for (const Site& site : stream_.sites()) roles_.push_back(role_of(site));
+    for (const Site& site : stream_.sites()) roles_.push_back(value_role(site));
   }
 
   void step(size_t order) {
@@ -104,7 +56,7 @@ class RankScan {
   }
 
   void look(uint32_t row) {
-    const SiteRole& role = roles_[columns_.site[row]];
+    const ValueRole& role = roles_[columns_.site[row]];
     if (!role.looked_at) return;
     const bool eval = (columns_.flags[row] & kRecordEval) != 0;
     double number = 0;
@@ -118,6 +70,7 @@ class RankScan {
     } else if (!is_float(stream_.layouts()[columns_.layout[row]].dtype)) {
       return;
     }
+    skipped_ |= role.skipped && !role.number && absmax != 0;
     if (!eval) ++out_.looked_at, sink_seen_ |= role.sink, out_.loss_recorded |= role.loss;
     MagnitudeHistory& past = history(row);
     if (nonfinite != 0) {
@@ -151,10 +104,10 @@ class RankScan {
   void settle(int64_t step, size_t order) {
     if (skipped_) {
       const bool others = std::any_of(hits_.begin(), hits_.end(), [&](const Hit& hit) {
-        return hit.is_nonfinite && (hit.flags & kRecordEval) == 0 && !roles_[hit.site].gradient_side;
+        return hit.is_nonfinite && (hit.flags & kRecordEval) == 0 && !explained(hit);
       });
       const size_t before = hits_.size();
-      if (!others) std::erase_if(hits_, [&](const Hit& hit) { return roles_[hit.site].gradient_side; });
+      if (!others) std::erase_if(hits_, [&](const Hit& hit) { return explained(hit); });
       if (hits_.size() != before) out_.skipped.push_back(step);
     }
     std::erase_if(hits_, [&](const Hit& hit) { return is_by_design(hit, step); });
@@ -176,11 +129,15 @@ class RankScan {
     }
   }
 
+  bool explained(const Hit& hit) const {
+    return scaler_explains(roles_[hit.site], stream_.layouts()[hit.layout].dtype);
+  }
+
   bool is_by_design(const Hit& hit, int64_t step) {
     if (!hit.is_nonfinite || roles_[hit.site].sink) return false;
     MagnitudeHistory& past = history(hit.row);
     const Site& site = stream_.sites()[hit.site];
-    const bool is_mask = site.tensor.find("mask") != std::string::npos;
+    const bool is_mask = roles_[hit.site].mask;
     if (past.ever_finite && !is_mask) return false;
     if (sink_hit_ || !sink_seen_) return is_mask && sink_seen_;
     past.by_design = true;
@@ -190,7 +147,7 @@ class RankScan {
 
   void take_first(std::optional<FirstHit>* first, const Hit& hit, int64_t step, size_t order) {
     if (!first->has_value()) {
-      const SiteRole& role = roles_[hit.site];
+      const ValueRole& role = roles_[hit.site];
       first->emplace(FirstHit{step, order, hit, role.collective_output, {role.op, hit.micro_step, hit.call}, {}});
       return;
     }
@@ -209,7 +166,7 @@ class RankScan {
   void give_collectives(std::optional<FirstHit>* first, bool is_nonfinite, size_t order) {
     if (!first->has_value() || (*first)->order != order) return;
     for (const Hit& hit : hits_) {
-      const SiteRole& role = roles_[hit.site];
+      const ValueRole& role = roles_[hit.site];
       if (role.collective_input && hit.is_nonfinite == is_nonfinite)
         (*first)->given.insert({role.op, hit.micro_step, hit.call});
     }
@@ -239,7 +196,7 @@ class RankScan {
   };
 
   const HashStreamReader& stream_;
-  std::vector<SiteRole> roles_;
+  std::vector<ValueRole> roles_;
   std::vector<Direct> direct_;  // by site
   std::unordered_map<std::pair<uint64_t, uint32_t>, MagnitudeHistory, KeyHash> further_;
   StepColumns columns_;

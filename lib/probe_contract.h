@@ -51,6 +51,11 @@ struct StopBoard {
   int64_t stop_after;   // the program may lower it, to a step that no rank is past
 };
 
+// Of the run folder: what the program that watches asks of the ranks while they run. Replaced as a whole (by a rename),
+// looked at by each rank's writer about every 50 ms. Words, separated by blanks:
+//   deepen FIRST LAST   steps FIRST to LAST are recorded at level layer
+inline constexpr char kControlFile[] = "watch-control";
+
 inline constexpr char kProbeFile[] = "libforkpoint.so";
 inline constexpr int kProbeAbi = 1;
 

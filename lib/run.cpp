@@ -198,6 +198,16 @@ Run Run::open(const std::string& run_directory) {
   return run;
 }
 
+Run Run::of(std::string run_directory, Manifest manifest, std::vector<std::unique_ptr<HashStreamReader>> streams) {
+  Run run;
+  run.directory_ = std::move(run_directory);
+  run.manifest_ = std::move(manifest);
+  run.streams_ = std::move(streams);
+  run.communicators_ = Communicators(run.streams_);
+  run.state_ = RunState::recording;
+  return run;
+}
+
 const HashStreamReader* Run::stream_of(int rank) const {
   for (const auto& stream : streams_) {
     if (stream->header().rank == rank) return stream.get();

@@ -74,6 +74,10 @@ class Run {
   // Throws Error when the folder is not a run or holds no readable stream at all. A stream of it that cannot be opened
   // is listed in problems(), not fatal.
   static Run open(const std::string& run_directory);
+  // Of streams that somebody else has opened, by ascending rank (a run that is being watched). take_streams gives them
+  // back; the run is then empty.
+  static Run of(std::string run_directory, Manifest manifest, std::vector<std::unique_ptr<HashStreamReader>> streams);
+  std::vector<std::unique_ptr<HashStreamReader>> take_streams() { return std::move(streams_); }
 
   const std::string& directory() const { return directory_; }
   const Manifest& manifest() const { return manifest_; }

@@ -14,6 +14,7 @@
 #include "probes/os.h"
 #include "probes/step_marks.h"
 #include "probes/torch_bridge.h"
+#include "probes/watch_control.h"
 
 #define FORKPOINT_PROBE_ITSELF 1
 #include "probes/forkpoint.h"
@@ -182,6 +183,8 @@ void Recorder::after_fork_in_child() {
   next_row_.store(0);
   ended_.store(false);
   stop_.forget_in_child();
+  forget_control_in_child();
+  __atomic_store_n(&table_->level, static_cast<int32_t>(settings_->level), __ATOMIC_RELAXED);
   launch_level_in_child();
   forget_steps_in_child();
   forget_nccl_in_child();
@@ -256,6 +259,8 @@ void Recorder::begin_step(const Token& token, int64_t step, bool computed) {
   if (ends_step || !any_step_.exchange(true)) next_row_.store(0);
   event.step_serial = step_serial_.fetch_add(1) + 1;
   if (!is_awake()) return;
+  const auto level = static_cast<int32_t>(begin_step_level(*settings_, step));
+  if (table_->level != level) __atomic_store_n(&table_->level, level, __ATOMIC_RELAXED);
   const bool placed = push_step_event(token, event, ends_step);
   // A record that cannot be told which step it belongs to must not land in another.
   if (!placed) losses_.add(Loss::step_lost, step);

@@ -5,6 +5,7 @@
 #include "probes/operands.h"
 #include "probes/record_batch.h"
 #include "probes/recorder.h"
+#include "probes/watch_control.h"
 
 #define FORKPOINT_PROBE_ITSELF 1
 #include "probes/forkpoint.h"
@@ -114,7 +115,7 @@ void Recorder::end_scope(const Token& token) {
 }
 
 bool Recorder::skips(Role role, bool collective) const {
-  return settings_->level == Level::step && !collective && (role == Role::input || role == Role::output);
+  return level_now(*settings_) == Level::step && !collective && (role == Role::input || role == Role::output);
 }
 
 SiteKey Recorder::site_key_of(const ScopeFrame& frame, Role role, Kind kind, const Name* name) const {

@@ -16,7 +16,9 @@
 
 #include "lib/error.h"
 #include "lib/run.h"
+#include "probes/os.h"
 #include "probes/step_marks.h"
+#include "probes/watch_control.h"
 
 namespace forkpoint {
 namespace {
@@ -105,6 +107,10 @@ void prepare_run_folder(const Settings& settings, int world_size) {
   const std::string directory = settings.run_directory;
   const std::string manifest_path = directory + "/run.json";
   if (access(manifest_path.c_str(), F_OK) == 0) return;
+  if (is_watched(settings)) {
+    say("FORKPOINT_WATCH is set, but nobody watches this run: `forkpoint record --watch` does, and it has not made %s",
+        directory.c_str());
+  }
   std::error_code error;
   std::filesystem::create_directories(directory, error);
   if (error) {

@@ -17,6 +17,7 @@
 #include "probes/run_folder.h"
 #include "probes/session_launches.h"
 #include "probes/step_marks.h"
+#include "probes/watch_control.h"
 
 namespace forkpoint {
 namespace {
@@ -24,6 +25,7 @@ namespace {
 constexpr int64_t kMillisecond = 1'000'000;
 constexpr int64_t kFlushPeriod = 200 * kMillisecond;  // what a killed rank may lose of an open step ...
 constexpr int64_t kShortestFlushPeriod = 5 * kMillisecond;  // ... and of one that has just begun to record
+constexpr int64_t kWatchedFlushPeriod = 50 * kMillisecond;  // somebody reads what is written
 constexpr uint32_t kYoungSteps = 16;
 constexpr int64_t kYoungPatience = 300 * kMillisecond;
 constexpr int64_t kLongestIdle = 10 * kMillisecond;
@@ -351,7 +353,9 @@ void Session::maintain() {
   const int64_t now = now_ns();
   const uint32_t asked = save_asked_.load();
   // Growing with the session's age: a job that dies young leaves something, and a long one is not cut into small frames.
-  const int64_t period = std::clamp((now - begun_ns_) / 4, kShortestFlushPeriod, kFlushPeriod);
+  const int64_t longest = is_watched(*start_.settings) ? kWatchedFlushPeriod : kFlushPeriod;
+  const int64_t period = std::clamp((now - begun_ns_) / 4, kShortestFlushPeriod, longest);
+  look_at_control(*start_.settings, now);
   if (now - last_flush_ns_ < period && asked == saved_.load()) return;
   check_descriptor();
   appender_->flush();

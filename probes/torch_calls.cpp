@@ -13,6 +13,7 @@
 #include "probes/torch_bridge.h"
 #include "probes/torch_many.h"
 #include "probes/torch_tensor.h"
+#include "probes/watch_control.h"
 
 namespace forkpoint {
 namespace {
@@ -105,6 +106,11 @@ class Arguments {
 
 PythonObject* call_active(FORKPOINT_CALL_PARAMETERS) { return api->boolean(recorder.is_awake()); }
 PythonObject* call_wanted(FORKPOINT_CALL_PARAMETERS) { return api->boolean(recorder.wants_records()); }
+
+// Of the step that has begun last.
+PythonObject* call_level(FORKPOINT_CALL_PARAMETERS) {
+  return api->PyLong_FromLongLong(static_cast<int>(level_now(recorder.settings())));
+}
 
 PythonObject* call_source(FORKPOINT_CALL_PARAMETERS) {
   FORKPOINT_ARGUMENTS("source", 1, "name");
@@ -385,6 +391,7 @@ struct Function {
 };
 constexpr Function kFunctions[] = {
     {"active", call_active},       {"wanted", call_wanted},
+    {"level", call_level},
     {"source", call_source},       {"rank", call_rank},
     {"begin_step", call_begin_step}, {"set_base", call_set_base},
     {"begin_final", call_begin_final},

@@ -65,7 +65,7 @@ _forkpoint() {
     --steps | --ranks | --every | --max-size | --first-step | --step-on | --launch | --retry | --layer | --tensor | --launches | --checkpoint-pattern | --checkpoint-at | --save-args | --resume-args | --ops | --timeout | --pattern | --job | --from | --to) return ;;
   esac
   case $verb in
-    record) options="--output --level --steps --ranks --every --max-size --mask-names --first-step --step-on --ops --inputs --launch --retry --keep-allocators --save-operands --certify --help --" ;;
+    record) options="--output --level --steps --ranks --every --max-size --mask-names --first-step --step-on --ops --watch --on-trigger --deepen-steps --inputs --launch --retry --keep-allocators --save-operands --certify --help --" ;;
     diff) options="--steps --ranks --json --replicas --html --full-scan --no-verify --help" ;;
     replay) options="--checkpoint --checkpoint-pattern --preset --steps --against --output --level --ops --ranks --step-on --inputs --timeout --show-output --json --help --" ;;
     resume) options="--checkpoint-at --steps --save-args --resume-args --preset --checkpoint-pattern --output --level --step-on --timeout --show-output --json --help --" ;;

@@ -20,7 +20,8 @@ from .names import BATCH, CANDIDATE, DATA, OPTIMIZER, failed, flatten_call, limi
 
 listening = True   # hooks have something to do in this process
 opened = False     # the step base is settled: records may be made
-deep = native.LEVEL >= 1
+deep = native.LEVEL >= 1   # layers are recorded: in this step, where a watch deepens some
+_whole = native.LEVEL >= 1  # in all steps: then the gradients at their accumulation too
 names.lean = native.LEVEL >= 2
 
 on_optimizer = []  # functions called when an optimizer begins to step
@@ -71,7 +72,7 @@ def trains(tree):
         root = tree.root()
         tree.trains = root is not None and any(p.requires_grad for p in root.parameters())
         if tree.trains and Step.is_open:
-            state.own(tree, deep)
+            state.own(tree, _whole)
     return tree.trains
 
 
@@ -127,17 +128,18 @@ def _open():
 
 def begin(computed=False):
     """computed: what belongs to the step may have been computed already, in a model in evaluation mode."""
-    global deep
-    deep = native.LEVEL >= 1
+    global deep, _whole
+    _whole = native.LEVEL >= 1
     names.lean = native.LEVEL >= 2
     _open()
     first, Step.counts = not Step.counts, True
     Step.number = state.base()[0] if first else Step.number + 1
-    state.own_all(deep)
+    state.own_all(_whole)
     if first:
         state.record_load()
     trained = list(Step.candidates) if computed else ()
     native.begin_step(Step.number, Step.base, bool(trained))
+    deep = _whole or native.level() >= 1
     Step.is_open, Step.is_over, Step.micro = True, False, 0
     Step.serial, Step.has_batch = Step.serial + 1, bool(trained)
     Step.recorded.clear()
@@ -155,9 +157,10 @@ def begin(computed=False):
 
 def count_anew():
     """The process slept, so nobody counted: how far it has come is asked again."""
-    global opened, deep
+    global opened, deep, _whole
     with _lock:
-        opened, deep = False, native.LEVEL >= 1
+        opened = False
+        deep = _whole = native.LEVEL >= 1
         Step.is_open = Step.is_over = Step.counts = False
         Step.others.clear()
         Step.candidates.clear()
@@ -193,7 +196,7 @@ def on_loss():
                 Step.base = "unknown"
                 native.set_base(Step.base)
                 opened = True
-                state.own_all(deep)
+                state.own_all(_whole)
         _thread.backward = Step.serial
 
 
@@ -253,7 +256,7 @@ def before_optimizer(optimizer, args, kwargs):
             return  # it computes the gradients: they are recorded when it has
         with _lock:
             if not Step.is_open:
-                state.own_all(deep)
+                state.own_all(_whole)
                 begin(computed=True)
         if native.wanted():
             state.record_scalars(optimizer)
