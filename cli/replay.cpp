@@ -74,7 +74,8 @@ Checkpoint choose_checkpoint(const std::string& directory, const std::string& pa
 
 Replay replay_window(const ReplayRequest& wanted) {
   Replay replay;
-  replay.checkpoint = choose_checkpoint(wanted.checkpoint_directory, wanted.checkpoint_pattern, wanted.first_step);
+  replay.checkpoint = choose_checkpoint(wanted.checkpoint_directory, wanted.checkpoint_pattern,
+                                        std::min(wanted.first_step, wanted.start_at_most));
   JobRequest& job = replay.request;
   job.recording = wanted.recording;
   job.environment = wanted.environment;

@@ -18,6 +18,7 @@ struct ReplayRequest {
   std::string preset;                        // of job_command.h; empty: by the checkpoint's kind
   bool preset_besides_placeholders = false;  // add the preset's arguments although the command has placeholders
   int64_t first_step = 0, last_step = 0;
+  int64_t start_at_most = INT64_MAX;         // no checkpoint of a later step than this one and first_step
   // run_directory, level and command (as the user wrote it) set. steps and first_step are filled in.
   RecordingRequest recording;
   EnvironmentChanges environment;

@@ -8,6 +8,7 @@ namespace forkpoint {
 const Verb& record_verb();
 const Verb& diff_verb();
 const Verb& replay_verb();
+const Verb& bisect_verb();
 const Verb& resume_verb();
 const Verb& check_verb();
 const Verb& show_verb();

@@ -18,7 +18,7 @@ _forkpoint() {
   local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} verb=${COMP_WORDS[1]} options i
   COMPREPLY=()
   if ((COMP_CWORD == 1)); then
-    mapfile -t COMPREPLY < <(compgen -W "record diff replay resume check show merge checkpoints run ps attach detach version help --help --version" -- "$current")
+    mapfile -t COMPREPLY < <(compgen -W "record diff replay bisect resume check show merge checkpoints run ps attach detach version help --help --version" -- "$current")
     return
   fi
   if [[ $verb == record || $verb == replay || $verb == resume || $verb == check || $verb == run ]]; then
@@ -38,7 +38,7 @@ _forkpoint() {
       mapfile -t COMPREPLY < <(compgen -d -- "$current")
       return
       ;;
-    --checkpoint)
+    --checkpoint | --bad-checkpoint)
       mapfile -t COMPREPLY < <(compgen -d -- "$current")
       return
       ;;
@@ -50,7 +50,7 @@ _forkpoint() {
       mapfile -t COMPREPLY < <(compgen -W "megatron hf-trainer dcp lightning deepspeed minigpt" -- "$current")
       return
       ;;
-    --html | --reference | --junit | --summary)
+    --html | --log | --reference | --junit | --summary)
       mapfile -t COMPREPLY < <(compgen -f -- "$current")
       return
       ;;
@@ -62,12 +62,13 @@ _forkpoint() {
       mapfile -t COMPREPLY < <(compgen -W "load data forward backward collective optimizer state" -- "$current")
       return
       ;;
-    --steps | --ranks | --every | --max-size | --first-step | --step-on | --launch | --retry | --layer | --tensor | --launches | --checkpoint-pattern | --checkpoint-at | --save-args | --resume-args | --ops | --timeout | --pattern | --job | --from | --to) return ;;
+    --steps | --ranks | --every | --max-size | --first-step | --step-on | --launch | --retry | --layer | --tensor | --launches | --checkpoint-pattern | --checkpoint-at | --save-args | --resume-args | --ops | --timeout | --pattern | --job | --from | --to | --good | --bad | --script | --tries) return ;;
   esac
   case $verb in
     record) options="--output --level --steps --ranks --every --max-size --mask-names --first-step --step-on --ops --watch --on-trigger --deepen-steps --inputs --launch --retry --keep-allocators --save-operands --certify --help --" ;;
     diff) options="--steps --ranks --json --replicas --html --full-scan --no-verify --help" ;;
     replay) options="--checkpoint --checkpoint-pattern --preset --steps --against --output --level --ops --ranks --step-on --inputs --timeout --show-output --json --help --" ;;
+    bisect) options="--good --bad --checkpoint --bad-checkpoint --checkpoint-pattern --preset --steps --script --level --tries --output --log --resume --step-on --timeout --show-output --json --help" ;;
     resume) options="--checkpoint-at --steps --save-args --resume-args --preset --checkpoint-pattern --output --level --step-on --timeout --show-output --json --help --" ;;
     check) options="--reference --steps --first-step --update --junit --summary --output --step-on --timeout --show-output --help --" ;;
     show) options="--steps --ranks --layer --phase --tensor --records --summary --launches --anomalies --json --help" ;;
@@ -78,12 +79,12 @@ _forkpoint() {
     attach) options="--job --all --output --level --steps --from --to --max-size --mask-names --timeout --help" ;;
     detach) options="--job --all --help" ;;
     version) options="--json --help" ;;
-    help) options="record diff replay resume check show merge checkpoints run ps attach detach version" ;;
+    help) options="record diff replay bisect resume check show merge checkpoints run ps attach detach version" ;;
     *) return ;;
   esac
   if [[ $current == -* || $verb == help || $verb == record || $verb == replay || $verb == resume || $verb == check || $verb == run || $verb == ps || $verb == attach || $verb == detach ]]; then
     mapfile -t COMPREPLY < <(compgen -W "$options" -- "$current")
-  elif [[ $verb == diff || $verb == show || $verb == merge ]]; then
+  elif [[ $verb == diff || $verb == show || $verb == merge || $verb == bisect ]]; then
     _forkpoint_runs "$current"
   elif [[ $verb == checkpoints ]]; then
     mapfile -t COMPREPLY < <(compgen -f -- "$current")

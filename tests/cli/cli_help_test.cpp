@@ -17,8 +17,8 @@ size_t count(const std::string& text, const std::string& part) {
   return n;
 }
 
-const std::vector<std::string> kVerbs{"record", "diff",        "replay", "resume", "check",  "show",   "merge",
-                                      "checkpoints", "run", "ps",     "attach", "detach", "version"};
+const std::vector<std::string> kVerbs{"record", "diff",        "replay", "bisect", "resume", "check",  "show",
+                                      "merge",  "checkpoints", "run",    "ps",     "attach", "detach", "version"};
 
 }  // namespace
 
