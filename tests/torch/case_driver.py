@@ -39,7 +39,8 @@ class Done:
     stderr: str
 
     def losses(self):
-        return sorted(line for line in self.stdout.splitlines() if line.startswith("step "))  # ranks print as they come
+        # Ranks print as they come, and what two of them print at once may come as one line.
+        return sorted(part.splitlines()[0] for part in re.split(r"(?=\bstep \d|step \d+ rank)", self.stdout) if part.startswith("step "))
 
     def complaints(self):
         """Lines of forkpoint's on stderr, besides the one that says what was recorded."""
