@@ -61,7 +61,9 @@ void add_matches(const std::string& parent, const std::string& start, const std:
     const std::string name = entry.path().filename().string();
     const std::string user = name.starts_with(start) ? name.substr(start.size()) : "";
     const bool is_user = !user.empty() && user.find_first_not_of("0123456789") == user.npos;
-    if (is_user && fs::is_directory(entry.path() / below, ignored)) folders->insert((entry.path() / below).string());
+    // An empty `below` would leave a slash behind: the same folder by another name, and each job in it twice.
+    const fs::path folder = below.empty() ? entry.path() : entry.path() / below;
+    if (is_user && fs::is_directory(folder, ignored)) folders->insert(folder.string());
   }
 }
 
