@@ -185,8 +185,8 @@ const Verb& record_verb() {
       .about =
           "Runs CMD with the probe loaded (LD_PRELOAD) and writes what the ranks report through forkpoint.h\n"
           "to a new run folder. CMD keeps its stdin, stdout and stderr; its exit status is passed on\n"
-          "(128+n: signal n; 125: forkpoint itself failed; 126: not executable; 127: not found; 124: --on-trigger stop found "
-          "something).",
+          "(128+n: signal n; 124: ended by --on-trigger stop; 125: forkpoint itself failed; 126: not\n"
+          "executable; 127: not found).",
       .options = {{"output", 'o', "RUN", "folder to make (default: runs/NAME-YYYYmmdd-HHMMSS); never overwritten"},
                   {"level", 0, "step|layer|launch",
                    "how fine: step (default); layer: every layer too; launch: every CUDA kernel's buffers too"},
@@ -199,7 +199,7 @@ const Verb& record_verb() {
                   {"step-on", 0, "REGEX", "a step begins with each kernel or NVTX range whose name matches"},
                   {"ops", 0, "GLOBS",
                    "layer level and up: PyTorch's ops inside of these layers too, forward and backward ('*': all)"},
-                  {"watch", 0, "nan,replicas", "look while CMD runs: values that become non-finite; ranks that no longer agree"},
+                  {"watch", 0, "WHAT", "nan,replicas: look while CMD runs: values that become non-finite; ranks that no longer agree"},
                   {"on-trigger", 0, "warn|stop|deepen",
                    "what is done then: say it (default); end CMD, exit status 124; record the next steps by layer"},
                   {"deepen-steps", 0, "N", "how many steps deepen records by layer (default 5)"},
@@ -217,9 +217,7 @@ const Verb& record_verb() {
                    {"forkpoint record -o runs/fine --level launch --step-on optimizer -- python train.py",
                    "every kernel launch of a script that nobody edited; a step begins with each range named optimizer"},
                    {"forkpoint record --watch nan,replicas --on-trigger stop -- torchrun --nproc-per-node 8 train.py",
-                    "ends the job at the first NaN, or when its replicas come apart, and says where"},
-                   {"forkpoint record --every 10 --max-size 2G --mask-names -- ./train",
-                    "a long job, with names hidden"}},
+                    "ends the job at the first NaN, or when its replicas come apart, and says where"}},
       .takes_command = true,
       .trouble_status = kOwnFailure,
       .run = record};
