@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "lib/digest_mix.h"
+#include "probes/enter.h"
 #include "probes/launch_level.h"
 #include "probes/os.h"
 #include "probes/recorder.h"
@@ -21,18 +22,6 @@ namespace {
 constinit const Python* api = nullptr;  // set when the module is made
 
 PythonObject* none() { return api->new_reference(api->none); }
-
-template <typename Body>
-void enter(Body body) {
-  const Guard guard;
-  if (!guard.entered()) return recorder.refuse_reentrant();
-  try {
-    launch_level_outside_callbacks(guard.token());
-    body(guard.token());
-  } catch (const std::exception& error) {
-    recorder.refuse_broken(error.what());
-  }
-}
 
 // What a function was called with, in the order of its parameters. Borrowed from the caller.
 class Arguments {

@@ -5,6 +5,7 @@
 #include <exception>
 #include <new>
 
+#include "probes/enter.h"
 #include "probes/launch_level.h"
 #include "probes/record_batch.h"
 #include "probes/recorder.h"
@@ -40,18 +41,6 @@ class TakenRoom {
  private:
   const bool taken_;
 };
-
-template <typename Body>
-void enter(Body body) {
-  const Guard guard;
-  if (!guard.entered()) return recorder.refuse_reentrant();
-  try {
-    launch_level_outside_callbacks(guard.token());
-    body(guard.token());
-  } catch (const std::exception& error) {
-    recorder.refuse_broken(error.what());
-  }
-}
 
 class Many {
  public:

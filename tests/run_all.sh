@@ -24,7 +24,7 @@ skipped=$(grep -c '<skipped message="SKIP_RETURN_CODE' "$log")
 passed=$(grep -c 'status="run"' "$log")
 failed=$(($(grep -c '<testcase ' "$log") - passed - skipped))
 if [ ${#without[@]} -gt 0 ]; then
-  ctest --test-dir "$build" -N -L '^slow$' | sed -nE 's/^ *Test +#[0-9]+: (.*)/not run (FORKPOINT_SLOW_TESTS=1 runs it): \1/p'
+  ctest --test-dir "$build" -N -L '^slow$' -FA '.*' | sed -nE 's/^ *Test +#[0-9]+: (.*)/not run (FORKPOINT_SLOW_TESTS=1 runs it): \1/p'
 fi
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$skipped" -eq 0 ] || echo "(skipped tests are not counted as passed)" >&2
