@@ -125,7 +125,9 @@ TEST_CASE("records carry the frame, role, micro-step and flags that they were gi
                                                        {"FORKPOINT_WATCH", "replicas,nan"}, {"FORKPOINT_ON_TRIGGER", "deepen"}});
   REQUIRE(outcome.status == 0);
   CHECK(outcome.out == "1 blocks.*,head 7 nan,replicas deepen True True\nTrue False False False\nTrue False\n");
-  CHECK(outcome.err == "forkpoint: a line\n");
+  // Nobody watches here: `forkpoint record` did not start this program.
+  CHECK(outcome.err == "forkpoint: FORKPOINT_WATCH is set, but nobody watches this run: `forkpoint record --watch` does, and it has not made " +
+                           folder.run() + "\nforkpoint: a line\n");
   const auto stream = open_stream(folder.run());
   CHECK(stream->header().step_base == "scheduler");
   CHECK(stream->header().world_size == 2);
