@@ -80,7 +80,7 @@ EnvironmentChanges contract_environment(const RecordingRequest& request, const s
   using namespace contract;
   EnvironmentChanges changes = allocator_changes(request);
   for (const char* variable : {kSteps, kRanks, kEvery, kMaxSizeBytes, kMaskNames, kFirstStep, kInputs, kStepOn, kRetry, kLaunch, kSave,
-                               kSequence, kStopAfter, kOps, kWatch, kOnTrigger}) {
+                               kSequence, kStopAfter, kOps, kWatch, kOnTrigger, kDeterministic}) {
     changes[variable] = std::nullopt;
   }
   changes[kRun] = fs::absolute(request.run_directory).lexically_normal().string();

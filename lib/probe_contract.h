@@ -26,6 +26,8 @@ inline constexpr char kTorch[] = "FORKPOINT_TORCH";            // 0: PyTorch is 
 inline constexpr char kOps[] = "FORKPOINT_OPS";                // layers (globs, by commas) whose framework ops are recorded too
 inline constexpr char kWatch[] = "FORKPOINT_WATCH";            // nan, replicas, or both by comma: looked at while the job runs
 inline constexpr char kOnTrigger[] = "FORKPOINT_ON_TRIGGER";   // warn | stop | deepen: what is done then; default warn
+// Knobs of deterministic mode that are in force, by name (lib/knobs.h), with commas; those of the probe's own act on it.
+inline constexpr char kDeterministic[] = "FORKPOINT_DETERMINISTIC";
 inline constexpr char kJob[] = "FORKPOINT_JOB";                // name of a job that sleeps, for `forkpoint attach --job`
 inline constexpr char kSockets[] = "FORKPOINT_SOCKETS";        // folder of the sockets by which sleeping jobs are reached
 inline constexpr char kCupti[] = "FORKPOINT_CUPTI";            // path of libcupti, where it is in no usual place

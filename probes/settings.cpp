@@ -239,6 +239,10 @@ class Reader {
       if (strlen(text) >= sizeof(settings_.ops)) refuse(contract::kOps, text, "a shorter list");
       else strcpy(settings_.ops, text);
     }
+    if (const char* text = value(contract::kDeterministic)) {
+      if (strlen(text) >= sizeof(settings_.knobs)) refuse(contract::kDeterministic, text, "a shorter list");
+      else strcpy(settings_.knobs, text);
+    }
     if (const char* text = value(contract::kWatch)) read_watch(text);
     if (const char* text = value(contract::kOnTrigger)) {
       static constexpr const char* kNames[] = {"warn", "stop", "deepen"};  // in the order of OnTrigger
@@ -323,6 +327,15 @@ class Reader {
 };
 
 }  // namespace
+
+bool Settings::has_knob(std::string_view name) const {
+  for (const char* rest = knobs;;) {
+    const size_t length = strcspn(rest, ",");
+    if (std::string_view(rest, length) == name) return true;
+    if (rest[length] == '\0') return false;
+    rest += length + 1;
+  }
+}
 
 bool Settings::wants_rank(int rank) const {
   if (!ranks[0]) return true;

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 #include "lib/record.h"
 
@@ -50,6 +51,7 @@ struct Settings {
   bool watch_nan = false;
   bool watch_replicas = false;
   OnTrigger on_trigger = OnTrigger::warn;
+  char knobs[1024] = "";          // of deterministic mode, by commas; empty: none
   char cupti[1024] = "";          // path; empty: look for it
   char job[128] = "";             // FORKPOINT_JOB or what the launcher calls it; empty: nothing
   char sockets[1024] = "";        // folder of the socket by which a sleeping process is reached
@@ -62,6 +64,7 @@ struct Settings {
   int64_t stop_after = -1;        // the job is ended behind this step; -1: it is not
 
   bool wants_rank(int rank) const;
+  bool has_knob(std::string_view name) const;
   bool wants_step(int64_t step) const {
     return step >= first_wanted_step && step <= last_wanted_step && step % every == 0;
   }

@@ -71,6 +71,16 @@ TEST_CASE("settings: lists of ranks and windows of steps") {
   CHECK(with("FORKPOINT_RANKS", std::string(5000, '1').c_str()).state == Settings::State::malformed);
 }
 
+TEST_CASE("settings: a knob of deterministic mode is in force when it is named as a whole") {
+  CHECK_FALSE(with("FORKPOINT_RANKS", "0").has_knob("collectives"));
+  const Settings settings = with("FORKPOINT_DETERMINISTIC", "cublas,collectives");
+  CHECK(settings.has_knob("collectives"));
+  CHECK(settings.has_knob("cublas"));
+  CHECK_FALSE(settings.has_knob("collective"));
+  CHECK_FALSE(settings.has_knob("cub"));
+  CHECK(with("FORKPOINT_DETERMINISTIC", std::string(2000, 'x').c_str()).state == Settings::State::malformed);
+}
+
 TEST_CASE("settings: what concerns PyTorch") {
   CHECK(with("FORKPOINT_RANKS", "0").torch);
   CHECK(with("FORKPOINT_TORCH", "1").torch);
