@@ -107,21 +107,22 @@ void report(const RecordingRequest& request, const Recorded& recorded, const Tar
                          counted(recorded.steps, "step"), range, counted(recorded.records, "record"), launches,
                          human_size(recorded.size_bytes)));
   if (!recorded.writing_ranks.empty()) {
-    print_warning(fmt::format("the command has ended, but {} still writes: the run is not whole before that ends.",
-                              some_ranks(recorded.writing_ranks)));
+    print_warning(fmt::format("the command has ended, but {} still {}: the run is not whole before that ends.",
+                              some_ranks(recorded.writing_ranks), recorded.writing_ranks.size() == 1 ? "writes" : "write"));
   }
   if (!recorded.died_ranks.empty()) {
-    print_warning(fmt::format("{} did not end its stream ({}); what was written until then can be read.",
-                              some_ranks(recorded.died_ranks), end.sentence()));
+    const std::string_view whose = recorded.died_ranks.size() == 1 ? "its stream" : "their streams";
+    print_warning(fmt::format("{} did not end {} ({}); what was written until then can be read.",
+                              some_ranks(recorded.died_ranks), whose, end.sentence()));
   }
   if (!recorded.missing_ranks.empty()) {
     print_warning(
-        fmt::format("{} left no stream. If it ran on another machine, join the folders with `forkpoint merge`.",
+        fmt::format("{} left no stream. Of ranks on another machine, join the folders with `forkpoint merge`.",
                     some_ranks(recorded.missing_ranks)));
   }
 }
 
-// The command's status is worth more than ours: only where it succeeded does our failure show in the exit status.
+// The command ran, so its status is passed on, whatever became of the recording: a disk that fills is no failure of the job.
 int finish(const RecordingRequest& request, const Manifest& manifest, const TargetEnd& end,
            const std::vector<std::string>& notes) {
   try {
@@ -132,7 +133,7 @@ int finish(const RecordingRequest& request, const Manifest& manifest, const Targ
   } catch (const std::exception& error) {
     print_error(Error(fmt::format("{}: the recording could not be completed: {}", request.run_directory, error.what()),
                       fmt::format("By itself, {}.", end.sentence())));
-    return end.exit_status ? end.exit_status : kOwnFailure;
+    return end.exit_status;
   }
 }
 

@@ -181,8 +181,8 @@ class Measure {
 
 // Variables by which programs are found, kept and watched: they change no number.
 bool changes_numbers(std::string_view variable) {
-  constexpr std::array<std::string_view, 6> kNames = {"WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "TF_CLI_CONFIG_FILE",
-                                                      "TORCH_LOGS", "CUDA_DEVICE_ORDER",    "NCCL_DEBUG"};
+  constexpr std::array<std::string_view, 5> kNames = {"CUDA_VISIBLE_DEVICES", "TF_CLI_CONFIG_FILE", "TORCH_LOGS",
+                                                      "CUDA_DEVICE_ORDER", "NCCL_DEBUG"};
   if (std::find(kNames.begin(), kNames.end(), variable) != kNames.end()) return false;
   return !variable.ends_with("_HOME") && !variable.ends_with("_CACHE_DIR") && !variable.ends_with("_CACHE_PATH") &&
          !variable.starts_with("NCCL_DEBUG_");
