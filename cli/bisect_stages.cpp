@@ -255,6 +255,7 @@ void Bisect::save_launch(const BisectWindow& as, const std::pair<WindowDone, Win
   const bool same_launch = again && again->first->kernel == first.kernel && again->first->step == first.step &&
                            find_launch(runs, *again->first, rank) == place;
   end_stage("its operands", !again ? "no fork in these replays" : same_launch ? "the same launch" : headline(*again));
+  if (same_launch) result_.verdict = *again;  // what its repetitions gave is evidence for the cause
   if (!same_launch) note("the launch's operands are of a replay in which it was not that launch that differed first");
   for (const WindowDone* done : {&runs.first, &runs.second}) {
     for (const std::string& text : done->retry) {

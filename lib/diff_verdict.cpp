@@ -97,6 +97,8 @@ std::string reason_for(const LaunchFacts& facts, const Verdict& verdict) {
   switch (facts.end) {
     case EndKind::launch:
       if (!facts.resized.empty()) how = facts.resized;
+      else if (facts.parameters.values_differ && !facts.parameters_free)
+        how = "its buffers agree, its parameters and its output differ";
       break;
     case EndKind::collective:
       break;

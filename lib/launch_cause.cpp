@@ -167,16 +167,21 @@ void decide_parameters(const LaunchFacts& facts, Cause* cause) {
   if (!facts.parameters.values_differ && !facts.parameters.size_differs) {  // only where pointers lead
     return decide(cause, "unknown", {"overwritten_input", "structure", "algorithm_choice"});
   }
+  // Each run's launch gives what it gave, again and again, from its own parameters: no chance is in it.
+  const auto repeats = [](const RetryFacts& retry) { return retry.runs > 1 && retry.outputs == 1 && retry.own_output; };
+  const bool no_chance = repeats(facts.retry_a) && repeats(facts.retry_b);
   // Structures that are only filled in part are handed over with what the stack held: many words that mean nothing. One
   // or two may be such as well, or a number that matters.
-  if (!facts.parameters.size_differs && facts.parameters.words.empty()) {
+  if (!facts.parameters.size_differs && facts.parameters.words.empty() && !no_chance) {
     return decide(
         cause, "nondeterministic_op",
         {"unordered_accumulation", "hyperparameter", "algorithm_choice", "rng_state", "hardware_or_sporadic"});
   }
   if (facts.first.phase == Phase::optimizer)
     return decide(cause, "hyperparameter", {"hyperparameter", "state_restore"});
-  decide(cause, "unknown", {"hyperparameter", "algorithm_choice", "rng_state", "unordered_accumulation"});
+  Classes classes = {"hyperparameter", "algorithm_choice", "rng_state"};
+  if (!no_chance) classes.push_back("unordered_accumulation");
+  decide(cause, "unknown", classes);
 }
 
 // A copy of equal bytes, or a set, cannot give two results: what differs is what it left alone.

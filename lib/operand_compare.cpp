@@ -235,12 +235,15 @@ std::vector<int64_t> position_of(uint64_t index, const std::vector<int64_t>& sha
 
 std::string sentence(const ElementReport& report, const std::vector<int64_t>& shape) {
   if (report.differing == 0) {
-    return fmt::format("all {} are equal; values {}", counted(report.elements, "element"), range_text(report.a));
+    return fmt::format("all {} are equal; values {}", counted(report.elements, report.dtype == DType::raw ? "byte" : "element"),
+                       range_text(report.a));
   }
   const bool is_complex = report.dtype == DType::c64 || report.dtype == DType::c128;
   const auto place = [&](uint64_t index) { return fmt::format("[{}]", fmt::join(position_of(is_complex ? index / 2 : index, shape), ", ")); };
   std::string text = fmt::format("{} of {} {} differ", grouped(report.differing), grouped(report.elements),
-                                 is_complex ? "parts of complex numbers" : "elements");
+                                 is_complex                     ? "parts of complex numbers"
+                                 : report.dtype == DType::raw ? "bytes"
+                                                              : "elements");
   text += report.first == report.last ? fmt::format(", at {}", place(report.first))
                                       : fmt::format(", from {} to {}", place(report.first), place(report.last));
   if (report.same_values_other_order) text += " (the same values in another order)";

@@ -72,7 +72,10 @@ void LaunchRecorder::before_kernel(const Token& token, const CallPlace& place, c
   if (!row.take(2 * count)) return;
   add_pointers(row, block, count, kBufferBefore | (settings_->inputs ? 0 : kBufferNoDigest), false);
   if (settings_->inputs) row.take_digests(0, capture_of(*driver, place.stream));
-  if (settings_->save.is_launch && is_launch_to_save()) save_launch_operands(token, row.packet(), 0, facts->name, place.stream, true);
+  if (settings_->save.is_launch && is_launch_to_save()) {
+    row.describe(LaunchKind::kernel, facts->name);  // whose operands they are
+    save_launch_operands(token, row.packet(), 0, facts->name, place.stream, true);
+  }
   retry_save(token, *driver, place, row.packet());
   begin_packet(row.give(), place);
 }

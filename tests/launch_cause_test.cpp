@@ -583,6 +583,40 @@ TEST_CASE("many parameters that differ are what the stack held as often as they 
   CHECK(diff_trainings(run(1, false), run(2, false)).outcome == Outcome::identical);
 }
 
+TEST_CASE("parameters from which each run's launch gives its own output again and again are no chance") {
+  const auto run = [](uint64_t seed, int retries, bool unstable) {
+    LaunchTraining options;
+    options.before = [=](Launch& at) {
+      if (at.name != "gelu") return;
+      const KernelBody body = at.body;
+      at.parameters.push_back(wide(at.step == 1 ? seed : 0));
+      if (at.step == 1) at.options.retries = retries;
+      at.body = [=](KernelCall& call) {
+        const uint64_t number = call.numbers.back();
+        call.numbers.pop_back();
+        body(call);
+        call.buffers[1][3] += static_cast<uint32_t>(number) + (unstable ? static_cast<uint32_t>(call.attempt) % 2 : 0);
+      };
+    };
+    return options;
+  };
+  const Verdict once = diff_trainings(run(5, 0, false), run(6, 0, false));
+  INFO(dump(once));
+  CHECK(is_launch(once, "gelu", 1));
+  CHECK(may_be(once, "unordered_accumulation"));
+  CHECK(may_be(once, "hyperparameter"));
+  const Verdict again = diff_trainings(run(5, 8, false), run(6, 8, false));
+  INFO(dump(again));
+  CHECK(is_launch(again, "gelu", 1));
+  CHECK_FALSE(may_be(again, "unordered_accumulation"));
+  CHECK(may_be(again, "hyperparameter"));
+  CHECK(may_be(again, "rng_state"));
+  CHECK(again.reason.find("its buffers agree, its parameters and its output differ") != std::string::npos);
+  const Verdict unstable = diff_trainings(run(5, 8, true), run(6, 8, true));
+  INFO(dump(unstable));
+  CHECK(unstable.cause.cls == "unordered_accumulation");
+}
+
 TEST_CASE("a number that looks like a pointer to some other buffer in each run explains nothing") {
   const auto run = [](bool second, bool fault) {
     auto kept = std::make_shared<std::vector<DeviceBuffer>>();
