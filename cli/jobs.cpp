@@ -17,6 +17,7 @@
 #include <set>
 
 #include "cli/proc_file.h"
+#include "cli/processes.h"
 #include "lib/error.h"
 #include "lib/probe_contract.h"
 
@@ -210,10 +211,26 @@ std::optional<Message> Job::ask(const Message& request, int timeout_ms) {
 
 bool Job::refresh(int timeout_ms) { return ask(Message("status"), timeout_ms).has_value(); }
 
+namespace {
+
+// torchrun and its like import torch as their ranks do, and train nothing.
+void leave_out_launchers(FoundJobs* found) {
+  std::set<pid_t> above_ranks;
+  for (const auto& job : found->jobs) {
+    if (job->rank() >= 0) above_ranks.merge(JobProcesses::ancestors(static_cast<pid_t>(job->pid())));
+  }
+  std::erase_if(found->jobs, [&](const auto& job) {
+    return job->rank() < 0 && !job->step() && above_ranks.contains(static_cast<pid_t>(job->pid()));
+  });
+}
+
+}  // namespace
+
 FoundJobs find_jobs() {
   FoundJobs found;
   JobFinder finder(&found);
   for (const std::string& folder : folders_to_look_in()) finder.look(folder);
+  leave_out_launchers(&found);
   std::sort(found.jobs.begin(), found.jobs.end(), [](const auto& a, const auto& b) { return a->pid() < b->pid(); });
   return found;
 }
@@ -232,7 +249,17 @@ std::unique_ptr<Job> find_job(int64_t pid) {
   folders.insert(folder_for(environment_of(pid), process.st_uid));
   folders.insert(control::socket_folder(nullptr, nullptr, process.st_uid));
   for (const std::string& folder : folders) finder.look(folder, pid);
-  if (!found.jobs.empty()) return std::move(found.jobs.front());
+  if (!found.jobs.empty()) {
+    if (found.jobs.front()->rank() < 0) {
+      const FoundJobs all = find_jobs();
+      const bool listed = std::any_of(all.jobs.begin(), all.jobs.end(), [&](const auto& job) { return job->pid() == pid; });
+      if (!listed) {
+        throw Error(fmt::format("process {} has started the ranks of a job and trains nothing itself.", pid),
+                    "`forkpoint ps` lists the ranks; --job NAME takes all of them.");
+      }
+    }
+    return std::move(found.jobs.front());
+  }
   if (!found.problems.empty()) throw Error(found.problems.front());
   if (read_proc_file(fmt::format("/proc/{}/maps", pid)).find(contract::kProbeFile) == std::string::npos) {
     throw Error(fmt::format("process {} was started without the probe, and it cannot be loaded later.", pid),

@@ -92,6 +92,8 @@ std::optional<int> JobProcesses::reap() {
   return status_;
 }
 
+std::set<pid_t> JobProcesses::ancestors(pid_t pid) { return ancestors_of(pid, all_processes()); }
+
 bool JobProcesses::is_alive(pid_t pid) {
   const auto state = state_of(pid);
   return state && !state->zombie;

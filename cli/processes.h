@@ -27,6 +27,8 @@ class JobProcesses {
   // Those that run now; zombies do not.
   std::vector<pid_t> alive() const;
   static bool is_alive(pid_t pid);
+  // It, its parent, and so on; empty: it is gone.
+  static std::set<pid_t> ancestors(pid_t pid);
   // In this order, and to stopped ones too. How many took it.
   static size_t send(const std::vector<pid_t>& pids, int signal);
   // SIGTERM to all; after `patience`, or when hurry() says so, SIGKILL, parents first, until none is left. Returns
