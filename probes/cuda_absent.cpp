@@ -1,5 +1,6 @@
 // The probe built without CUDA: every CUDA tensor becomes a Gap.
 #include "probes/cuda_digest.h"
+#include "probes/nccl_swap.h"
 #include "probes/operands.h"
 
 namespace forkpoint {
@@ -17,5 +18,15 @@ void release_device_slot(DeviceSlot&, bool) {}
 bool describe_device(const Token&, char*, size_t, char*, size_t) { return false; }
 void forget_devices_in_child() {}
 bool copy_from_device(const Token&, const void*, size_t, CUstream_st*, void*, int* error) { return *error = 0, false; }
+
+void set_nccl_swap(const Settings&) {}
+bool nccl_swap_is_on() { return false; }
+void nccl_swap_made(const NcclLibrary&, NcclComm*, int, NcclResult) {}
+void nccl_swap_prepare(const NcclLibrary&, const NcclCall&) {}
+bool nccl_swap_call(const NcclLibrary&, const NcclCall&, NcclResult*) { return false; }
+bool nccl_swap_does(const NcclCall&) { return false; }
+NcclResult nccl_swap_end_group(NcclResult result, bool) { return result; }
+void nccl_swap_forget(NcclComm, bool) {}
+void forget_nccl_swap_in_child() {}
 
 }  // namespace forkpoint

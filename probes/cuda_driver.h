@@ -19,7 +19,9 @@ namespace forkpoint {
   X(cuCtxGetId) X(cuFuncLoad) X(cuStreamGetFlags) X(cuFuncGetParamInfo) X(cuKernelGetParamInfo) X(cuFuncGetName)        \
   X(cuKernelGetName) X(cuStreamGetCaptureInfo) X(cuMemcpyDtoDAsync) X(cuStreamSynchronize) X(cuMemFree)                 \
   X(cuLaunchKernelEx) X(cuDeviceTotalMem) X(cuMemcpyHtoDAsync) X(cuMemcpyDtoHAsync)             \
-  X(cuLaunchCooperativeKernel)
+  X(cuLaunchCooperativeKernel)                                                                                          \
+  X(cuDeviceCanAccessPeer) X(cuCtxEnablePeerAccess) X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle) X(cuIpcCloseMemHandle)   \
+  X(cuEventRecordWithFlags) X(cuStreamQuery)
 
 struct CudaDriver {
 #define FORKPOINT_MEMBER(function) decltype(&::function) function##_ = nullptr;

@@ -9,6 +9,7 @@
 
 #include "probes/guard.h"
 #include "probes/launch_level.h"
+#include "probes/nccl_swap.h"
 #include "probes/os.h"
 #include "probes/recorder.h"
 #include "probes/step_marks.h"
@@ -99,6 +100,7 @@ void ensure_environment_read() {
     settings.cpus_bytes = bytes > 0 ? static_cast<size_t>(bytes) : 0;
   }
   recorder.set_up(&settings, &table);
+  set_nccl_swap(settings);
   const bool unwanted_rank = settings.rank >= 0 && !settings.wants_rank(settings.rank);
   const bool active = settings.state == Settings::State::malformed ||
                       (settings.state == Settings::State::ready && !unwanted_rank);

@@ -70,6 +70,7 @@ class NcclCommunicators {
     bool on_device = false;
     double value = 0;
     const void* address = nullptr;
+    uint64_t bits = 0;  // of the value, as an element of the type
   };
   void add_reduction(const Token& token, const Reduction& reduction);
   void remove_reduction(const Token& token, NcclComm comm, int op);

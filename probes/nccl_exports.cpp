@@ -32,6 +32,7 @@ void give(NcclCall* call, const void* in, NcclBuffer::Parts in_parts, const void
 FORKPOINT_EXPORT ncclAllReduce(const void* in, void* out, size_t count, int type, int op, NcclComm comm, void* stream) {
   FORKPOINT_FIND(AllReduce, comm)
   NcclCall call = reducing("all_reduce", op, comm, stream);
+  call.swap = NcclCall::Swap::all_reduce;
   give(&call, in, NcclBuffer::one, out, NcclBuffer::one, count, type);
   return call_collective(*nccl, call, [&] { return nccl->AllReduce(in, out, count, type, op, comm, stream); });
 }
@@ -40,6 +41,7 @@ FORKPOINT_EXPORT ncclReduceScatter(const void* in, void* out, size_t count, int 
                                    void* stream) {
   FORKPOINT_FIND(ReduceScatter, comm)
   NcclCall call = reducing("reduce_scatter", op, comm, stream);
+  call.swap = NcclCall::Swap::reduce_scatter;
   give(&call, in, NcclBuffer::each, out, NcclBuffer::one, count, type);
   return call_collective(*nccl, call, [&] { return nccl->ReduceScatter(in, out, count, type, op, comm, stream); });
 }
@@ -48,6 +50,7 @@ FORKPOINT_EXPORT ncclReduce(const void* in, void* out, size_t count, int type, i
                             void* stream) {
   FORKPOINT_FIND(Reduce, comm)
   NcclCall call = reducing("reduce", op, comm, stream);
+  call.swap = NcclCall::Swap::reduce;
   call.root = root, call.output_at_root = true;
   give(&call, in, NcclBuffer::one, out, NcclBuffer::one, count, type);
   return call_collective(*nccl, call, [&] { return nccl->Reduce(in, out, count, type, op, root, comm, stream); });
@@ -171,13 +174,13 @@ FORKPOINT_EXPORT ncclCommFinalize(NcclComm comm) {
 
 FORKPOINT_EXPORT ncclCommDestroy(NcclComm comm) {
   FORKPOINT_FIND(CommDestroy, comm)
-  forget_communicator(comm);
+  forget_communicator(comm, false);
   return call_nccl([&] { return nccl->CommDestroy(comm); });
 }
 
 FORKPOINT_EXPORT ncclCommAbort(NcclComm comm) {
   FORKPOINT_FIND(CommAbort, comm)
-  forget_communicator(comm);
+  forget_communicator(comm, true);
   return call_nccl([&] { return nccl->CommAbort(comm); });
 }
 

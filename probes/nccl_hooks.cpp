@@ -1,9 +1,11 @@
 #include "probes/nccl_hooks.h"
 
+#include <cstring>
 #include <exception>
 
 #include "lib/digest_mix.h"
 #include "probes/nccl_calls.h"
+#include "probes/nccl_swap.h"
 #include "probes/nccl_threads.h"
 #include "probes/recorder.h"
 
@@ -80,6 +82,20 @@ void end_making(const Making& making, NcclResult result, NcclComm* made, bool ma
   });
 }
 
+// A reduction by the deterministic kernels, or the real call. Either is NCCL's work to whoever watches launches.
+NcclResult call_or_swap(const NcclLibrary& library, const NcclCall& call, NcclReal real) {
+  const InsideNccl inside;
+  NcclResult result = kNcclSuccess;
+  return nccl_swap_call(library, call, &result) ? result : real();
+}
+
+// Before anybody uses them.
+void swap_made(const NcclLibrary& library, NcclComm* comms, int count, NcclResult result) {
+  if (!nccl_swap_is_on() || !comms) return;
+  const InsideNccl inside;
+  nccl_swap_made(library, comms, count, result);
+}
+
 uint64_t hash_of(const int* numbers, int count) {
   const bool sane = numbers && count > 0 && count <= 1 << 20;  // NCCL refuses others; we must not read them
   const Digest digest = digest_only(numbers, sizeof(int) * static_cast<size_t>(sane ? count : 0));
@@ -95,6 +111,7 @@ bool nccl_seen_by_symbol() { return any_call.load(std::memory_order_relaxed); }
 void forget_nccl_in_child() {
   nccl_depth = 0;
   forget_nccl_groups_in_child();
+  forget_nccl_swap_in_child();
   nccl_communicators.forget_all_in_child();
 }
 
@@ -106,9 +123,13 @@ const NcclLibrary* nccl_for(NcclComm comm, const void* caller) {
 
 NcclResult call_collective(const NcclLibrary& library, const NcclCall& call, NcclReal real) {
   if (inside_nccl()) return real();  // ncclBcast calls ncclBroadcast through its symbol
+  if (nccl_swap_is_on()) {
+    const InsideNccl inside;
+    nccl_swap_prepare(library, call);
+  }
   NcclOutput output;
   const bool to_finish = recorder.wants_records() && record_nccl_inputs(call, &library, &output);
-  const NcclResult result = call_nccl(real);
+  const NcclResult result = nccl_swap_is_on() ? call_or_swap(library, call, real) : call_nccl(real);
   if (to_finish) finish_nccl_call(result, output);
   return result;
 }
@@ -126,7 +147,11 @@ NcclResult begin_group(NcclReal real) {
 
 NcclResult end_group(NcclReal real, bool launches) {
   const bool outermost = nccl_group_ends();
-  const NcclResult result = call_nccl(real);
+  NcclResult result = call_nccl(real);
+  if (outermost && nccl_swap_is_on()) {
+    const InsideNccl inside;
+    result = nccl_swap_end_group(result, launches);
+  }
   if (outermost) finish_nccl_group(result, launches);
   return result;
 }
@@ -138,11 +163,17 @@ NcclResult make_ranks(const NcclLibrary& library, const NcclMaking& call, NcclRe
   const Making making = begin_making(&library, id, call.size, call.place);
   const NcclResult result = call_nccl(real);
   end_making(making, result, call.made);
+  swap_made(library, call.made, 1, result);
   return result;
 }
 
 NcclResult make_all(const NcclLibrary& library, NcclComm* made, int size, NcclReal real) {
-  if (inside_nccl() || !recorder.is_awake()) return call_nccl(real);
+  if (inside_nccl()) return real();
+  if (!recorder.is_awake()) {
+    const NcclResult result = call_nccl(real);
+    swap_made(library, made, size, result);
+    return result;
+  }
   const Digest id = nccl_own_id();
   Making last;
   for (int place = 0; place < size; ++place) last = begin_making(&library, id, size, place);
@@ -151,6 +182,7 @@ NcclResult make_all(const NcclLibrary& library, NcclComm* made, int size, NcclRe
     last.place = place;
     end_making(last, result, made ? made + place : nullptr, made != nullptr);
   }
+  swap_made(library, made, size, result);
   return result;
 }
 
@@ -159,6 +191,7 @@ NcclResult split(const NcclLibrary& library, const NcclSplit& call, NcclReal rea
   const Making making = begin_child(&library, call.parent, "split", static_cast<uint32_t>(call.color));
   const NcclResult result = call_nccl(real);
   end_making(making, result, call.made, call.color != kNcclNoColor);
+  if (call.color != kNcclNoColor) swap_made(library, call.made, 1, result);
   return result;
 }
 
@@ -167,25 +200,33 @@ NcclResult shrink(const NcclLibrary& library, const NcclShrink& call, NcclReal r
   const Making making = begin_child(&library, call.parent, "shrink", hash_of(call.excluded, call.count));
   const NcclResult result = call_nccl(real);
   end_making(making, result, call.made);
+  swap_made(library, call.made, 1, result);
   return result;
 }
 
-void forget_communicator(NcclComm comm) {
-  if (inside_nccl() || !recorder.is_awake()) return;
+void forget_communicator(NcclComm comm, bool aborts) {
+  if (inside_nccl()) return;
+  if (nccl_swap_is_on()) {
+    const InsideNccl inside;
+    nccl_swap_forget(comm, aborts);
+  }
+  if (!recorder.is_awake()) return;
   within_probe(false, [&](const Token& token) { return nccl_communicators.forget(token, comm), true; });
 }
 
 void remember_reduction(NcclComm comm, int op, const void* scalar, int type, int residence) {
-  if (inside_nccl() || !recorder.is_awake() || !scalar) return;
+  if (inside_nccl() || !(recorder.is_awake() || nccl_swap_is_on()) || !scalar) return;
   within_probe(false, [&](const Token& token) {
-    NcclCommunicators::Reduction reduction{comm, op, type, residence == kNcclScalarDevice, 0, scalar};
+    NcclCommunicators::Reduction reduction{comm, op, type, residence == kNcclScalarDevice, 0, scalar, 0};
     if (!reduction.on_device) reduction.value = nccl_scalar(scalar, type);
+    const DType* dtype = nccl_dtype(type);
+    if (!reduction.on_device && dtype) memcpy(&reduction.bits, scalar, static_cast<size_t>(size_bytes(*dtype)));
     return nccl_communicators.add_reduction(token, reduction), true;
   });
 }
 
 void forget_reduction(NcclComm comm, int op) {
-  if (inside_nccl() || !recorder.is_awake()) return;
+  if (inside_nccl() || !(recorder.is_awake() || nccl_swap_is_on())) return;
   within_probe(false, [&](const Token& token) { return nccl_communicators.remove_reduction(token, comm, op), true; });
 }
 

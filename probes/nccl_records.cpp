@@ -8,6 +8,7 @@
 #include <exception>
 #include <vector>
 
+#include "probes/nccl_swap.h"
 #include "probes/os.h"
 #include "probes/per_thread.h"
 #include "probes/recorder.h"
@@ -122,6 +123,8 @@ class CallRecorder {
     const int reduction = std::min(call_.reduction, kNcclBuiltInReductions);
     if (reduction >= 0) record_argument("reduction", reduction);
     if (call_.root >= 0) record_argument("root", call_.root);
+    // Two runs of which one went another way differ here, and not in a result without a reason.
+    if (nccl_swap_is_on() && call_.swap != NcclCall::Swap::none) record_argument("in rank order", nccl_swap_does(call_) ? 1 : 0);
     if (reduction == kNcclBuiltInReductions) record_factor();
   }
 

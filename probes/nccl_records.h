@@ -24,6 +24,8 @@ struct NcclCall {
   int reduction = -1;  // -1: it has none; likewise below
   int root = -1;
   int peer = -1;
+  // What the deterministic kernels would do in its stead (nccl_swap.h); none: nothing.
+  enum class Swap : uint8_t { none, all_reduce, reduce_scatter, reduce } swap = Swap::none;
   // Which sides exist at the root only.
   bool input_at_root = false, output_at_root = false;
   NcclComm comm = nullptr;

@@ -62,6 +62,7 @@ constexpr const DType* nccl_dtype(int type) {
 #define FORKPOINT_NCCL_QUERIES(X)                          \
   X(CommGetAsyncError, (NcclComm comm, NcclResult * state)) \
   X(CommCount, (NcclComm comm, int* size))                  \
-  X(CommUserRank, (NcclComm comm, int* rank))
+  X(CommUserRank, (NcclComm comm, int* rank))               \
+  X(CommCuDevice, (NcclComm comm, int* device))
 
 }  // namespace forkpoint

@@ -48,7 +48,10 @@ Modules& modules() {
 }
 
 const KernelDefinition* find_definition(const CUmod_st& module, const char* name) {
-  if (!module.is_fake_image) return digest_kernel(name);
+  if (!module.is_fake_image) {
+    const KernelDefinition* digest = digest_kernel(name);
+    return digest ? digest : collective_kernel(name);
+  }
   for (auto one = modules().definitions.rbegin(); one != modules().definitions.rend(); ++one) {
     if (one->name == name) return &*one;
   }

@@ -1,6 +1,7 @@
 #include "tests/fakes/fake_cuda_memory.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -24,7 +25,10 @@ Memory& Memory::get() {
 }
 
 Memory::Memory() {
-  void* arena = mmap(nullptr, kArenaBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (getenv("FAKE_CUDA_SHARED")) file_ = memfd_create("fake cuda", MFD_CLOEXEC);
+  if (file_ >= 0 && ftruncate(file_, static_cast<off_t>(kArenaBytes)) != 0) abort();
+  const int kind = file_ >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+  void* arena = mmap(nullptr, kArenaBytes, PROT_READ | PROT_WRITE, kind | MAP_NORESERVE, file_, 0);
   if (arena == MAP_FAILED) abort();
   arena_ = reinterpret_cast<uint64_t>(arena);
   free_[arena_] = kArenaBytes;

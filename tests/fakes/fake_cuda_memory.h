@@ -37,6 +37,9 @@ class Memory {
   bool is_there(uint64_t address, uint64_t size_bytes);
   void set_garbage(uint64_t seed);
   uint64_t free_bytes();
+  // For other processes, with FAKE_CUDA_SHARED=1; -1: it is this process's alone.
+  int shared_file() const { return file_; }
+  uint64_t offset_of(uint64_t address) const { return address - arena_; }
 
  private:
   Memory();
@@ -45,6 +48,7 @@ class Memory {
   void fill(uint64_t start, uint64_t size_bytes) const;
 
   std::mutex lock_;
+  int file_ = -1;
   uint64_t arena_ = 0;
   std::map<uint64_t, uint64_t> free_;  // start, bytes
   std::map<uint64_t, Block> blocks_;

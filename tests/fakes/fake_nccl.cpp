@@ -295,6 +295,7 @@ FAKE_NCCL(CommCount, (NcclComm comm, int* size), {
   return *size = static_cast<Comm*>(comm)->family->size, kNcclSuccess;
 })
 FAKE_NCCL(CommUserRank, (NcclComm comm, int* rank), { return *rank = static_cast<Comm*>(comm)->place, kNcclSuccess; })
+FAKE_NCCL(CommCuDevice, (NcclComm, int* device), { return *device = 0, kNcclSuccess; })
 FAKE_NCCL(CommGetAsyncError, (NcclComm comm, NcclResult* state), {
   *state = static_cast<Comm*>(comm)->in_progress > 0 ? kNcclInProgress : kNcclSuccess;
   return kNcclSuccess;

@@ -16,7 +16,7 @@ inline constexpr int kMostRanks = 8;
 inline constexpr size_t kMostBytes = 64 << 10;
 inline constexpr int kMostSplits = 16;
 inline constexpr int kMailboxes = 8;  // messages on their way from one rank to another
-inline constexpr size_t kMostMessageBytes = 4096;
+inline constexpr size_t kMostMessageBytes = 128 << 10;
 
 // In a shared file, zero at first.
 struct Shared {

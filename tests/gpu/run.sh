@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one script: configures, builds, runs the GPU tests and benches.
 # Usage: tests/gpu/run.sh [STAGE...]
-# STAGE: build | tests | bench | faults | overhead | launch | two-gpus | launch-overhead | layer-overhead (default: all)
+# STAGE: build | tests | bench | faults | overhead | launch | two-gpus | launch-overhead | layer-overhead | collectives (default: all)
 # Ends with a table of bench lines and results, then `N passed, N failed, N skipped`. Each stage takes under 8 minutes.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 build=${BUILD:-build-gpu}
-stages=${*:-build tests bench faults overhead launch two-gpus launch-overhead layer-overhead}
+stages=${*:-build tests bench faults overhead launch two-gpus launch-overhead layer-overhead collectives}
 out=${OUT:-$build/gpu-results}
 mkdir -p "$build" "$out"
 benches=$out/bench.txt
@@ -36,7 +36,7 @@ run_ctest() {  # run_ctest ARGUMENTS...: one result line a test
   done < <(sed -nE 's/^ *[0-9]+\/[0-9]+ Test +#[0-9]+: +([^ ]+) \.*[* ]*(Passed|Skipped|Failed|Timeout|Not Run|Exception|Subprocess aborted).*/\1 \2/p' "$out/ctest-$stage.log")
 }
 
-run_stage_tests() { run_ctest -L gpu -E 'planted_faults|^launch_plain$'; }
+run_stage_tests() { run_ctest -L gpu -E 'planted_faults|^launch_plain$|^deterministic_collectives_test$'; }
 run_stage_faults() { run_ctest -R planted_faults; }
 
 run_bench() {  # run_bench NAME COMMAND...
@@ -80,6 +80,12 @@ run_stage_launch() {
 run_stage_two-gpus() {  # what they need and is not here is skipped, case by case
   run_cases two_gpus python3 tests/gpu/two_gpus.py "$build" --time-limit 200
   run_cases multi_gpu_cases python3 tests/torch/multi_gpu_cases.py "$build" --time-limit 200
+}
+run_stage_collectives() {  # what needs two GPUs is skipped where there is one
+  run_bench deterministic_collectives_test "$build/tests/deterministic_collectives_test"
+  run_bench collective_bench "$build/bench/collective_bench" --json "$out/collectives.json"
+  run_bench collective_bench_graphs "$build/bench/collective_bench" --graphs --largest $((1 << 20)) --json "$out/collectives-graphs.json"
+  run_cases collective_cases python3 tests/gpu/collective_cases.py "$build" --time-limit 200
 }
 run_stage_launch-overhead() { run_bench launch_overhead python3 tests/gpu/launch_overhead.py "$build"; }
 run_stage_layer-overhead() { run_bench layer_overhead python3 tests/gpu/layer_overhead.py "$build"; }

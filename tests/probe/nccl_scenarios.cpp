@@ -1,4 +1,5 @@
 // What nccl_client does, by name.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -291,13 +292,112 @@ void from_scopes(const Ranks& ranks) {
   synchronize();
 }
 
+// ---- Reductions, each of which looks at what comes out. Says how many calls NCCL itself was given for them.
+std::vector<float> combined(const Ranks& ranks, size_t count, const std::function<float(float, float)>& combine, float factor = 1) {
+  std::vector<float> all = values_of(0, count);
+  for (float& value : all) value *= factor;
+  for (int rank = 1; rank < ranks.size; ++rank) {
+    const std::vector<float> more = values_of(rank, count);
+    for (size_t i = 0; i < count; ++i) all[i] = combine(all[i], more[i] * factor);
+  }
+  return all;
+}
+float plus(float a, float b) { return a + b; }
+
+void expect(const char* what, const float* device, const std::vector<float>& expected) {
+  const std::vector<float> found = host_floats(device, expected.size());
+  const bool same = memcmp(found.data(), expected.data(), expected.size() * sizeof(float)) == 0;
+  printf("%s %s\n", what, same ? "right" : "WRONG");
+}
+
+void reduce_on(const Ranks& ranks, const std::string& what, NcclComm comm, void* stream, size_t count) {
+  const auto shares = static_cast<size_t>(ranks.size);
+  float* in = device_floats(values_of(ranks.rank, count * shares));
+  float* out = device_floats(std::vector<float>(count * shares));
+  check(ncclAllReduce(in, out, count, kFloat, kSum, comm, stream), "all-reduce");
+  const std::vector<float> sum = combined(ranks, count * shares, plus);
+  expect((what + " all-reduce").c_str(), out, {sum.begin(), sum.begin() + static_cast<long>(count)});
+  check(ncclReduceScatter(in, in + count * static_cast<size_t>(ranks.rank), count, kFloat, kSum, comm, stream), "scatter");
+  const auto own = sum.begin() + static_cast<long>(count) * ranks.rank;
+  expect((what + " reduce-scatter in place").c_str(), in + count * static_cast<size_t>(ranks.rank), {own, own + static_cast<long>(count)});
+  float* again = device_floats(values_of(ranks.rank, count));
+  check(ncclReduce(again, ranks.rank == 1 ? out : nullptr, count, kFloat, kMax, 1, comm, stream), "reduce");
+  if (ranks.rank == 1) expect((what + " reduce").c_str(), out, combined(ranks, count, [](float a, float b) { return std::max(a, b); }));
+  check(ncclAllReduce(again, again, count, kFloat, kSum, comm, nullptr), "all-reduce");
+  expect((what + " all-reduce in place").c_str(), again, {sum.begin(), sum.begin() + static_cast<long>(count)});
+}
+
+void reduce_in_group(const Ranks& ranks, NcclComm comm) {
+  void *left = new_stream(), *right = new_stream();
+  float* a = device_floats(values_of(ranks.rank));
+  float* b = device_floats(values_of(ranks.rank));
+  float* early = device_floats(std::vector<float>(kCount, 7));
+  check(ncclGroupStart(), "start");
+  check(ncclAllReduce(a, early, kCount, kFloat, kSum, comm, left), "all-reduce");
+  check(ncclAllReduce(b, b, kCount, kFloat, kSum, comm, right), "all-reduce");
+  expect("nothing runs before the group ends", early, std::vector<float>(kCount, 7));
+  check(ncclGroupEnd(), "end");
+  expect("group", early, combined(ranks, kCount, plus));
+  expect("group in place", b, combined(ranks, kCount, plus));
+}
+
+void reduce_by_factor(const Ranks& ranks, NcclComm comm) {
+  float half = 0.5f;
+  int op = 0;
+  float* data = device_floats(values_of(ranks.rank));
+  check(ncclRedOpCreatePreMulSum(&op, &half, kFloat, 1, comm), "reduction");
+  half = 100;  // it was read
+  check(ncclAllReduce(data, data, kCount, kFloat, op, comm, nullptr), "all-reduce");
+  expect("scaled", data, combined(ranks, kCount, plus, 0.5f));
+  check(ncclRedOpDestroy(op, comm), "destroy");
+}
+
+void reductions(const Ranks& ranks) {
+  NcclComm comm = world_communicator(ranks);
+  forkpoint::Step step(0);
+  int before = fake_nccl_calls();
+  reduce_on(ranks, "world", comm, new_stream(), kCount);
+  if (!getenv("FEW_BYTES")) reduce_on(ranks, "large", comm, new_stream(), 20'000);  // more than the fake NCCL takes
+  reduce_in_group(ranks, comm);
+  reduce_by_factor(ranks, comm);
+  float* none = device_floats({1, 2});
+  check(ncclAllReduce(none, none, 0, kFloat, kSum, comm, nullptr), "nothing");
+  expect("nothing", none, {1, 2});
+  printf("world calls %d\n", fake_nccl_calls() - before);
+
+  NcclComm child = nullptr;
+  check(ncclCommSplit(comm, 0, ranks.rank, &child, nullptr), "split");
+  before = fake_nccl_calls();
+  reduce_on(ranks, "child", child, nullptr, 1);  // fewer elements than ranks
+  printf("child calls %d\n", fake_nccl_calls() - before);
+  check(ncclCommDestroy(child), "destroy");
+
+  FakeNcclConfig config;
+  config.blocking = 0;
+  NcclComm slow = nullptr;
+  check(ncclCommInitRankConfig(&slow, ranks.size, shared_id(ranks, "slow"), ranks.rank, &config), "init", 7);
+  if (!getenv("FEW_BYTES")) reduce_on(ranks, "nonblocking", slow, nullptr, 5);  // NCCL's own return before they are enqueued
+  NcclComm grouped = nullptr;
+  check(ncclGroupStart(), "start");
+  check(ncclCommInitRank(&grouped, ranks.size, shared_id(ranks, "grouped"), ranks.rank), "init");
+  check(ncclGroupEnd(), "end");
+  before = fake_nccl_calls();
+  reduce_on(ranks, "grouped", grouped, nullptr, 3);
+  printf("grouped calls %d\n", fake_nccl_calls() - before);
+  float* gathered = device_floats(std::vector<float>(kCount * static_cast<size_t>(ranks.size)));
+  before = fake_nccl_calls();
+  check(ncclAllGather(gathered, gathered, 1, kFloat, grouped, nullptr), "all-gather");
+  printf("gather calls %d\n", fake_nccl_calls() - before);
+}
+
 const std::map<std::string, std::function<void(const Ranks&)>>& scenarios() {
   static const std::map<std::string, std::function<void(const Ranks&)>> all = {
       {"all", all_calls},         {"in_place", in_place},       {"group", group},
       {"failing", failing},       {"reported", reported},       {"train", train},
       {"sub_groups", sub_groups}, {"threads", threads},         {"init_all", init_all},
       {"two_each", two_each},     {"nonblocking", nonblocking}, {"shrink", shrink},
-      {"premul", premul},         {"made_again", made_again},   {"from_scopes", from_scopes}};
+      {"premul", premul},         {"made_again", made_again},   {"from_scopes", from_scopes},
+      {"reductions", reductions}};
   return all;
 }
 

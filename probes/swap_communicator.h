@@ -1,0 +1,103 @@
+// One communicator whose reductions the deterministic kernels may do: what its members agreed upon, and the memory through which
+// they do it. Used by one thread at a time, as NCCL's communicators are; found by any.
+#pragma once
+
+#include <atomic>
+
+#include "kernels/deterministic_collective.h"
+#include "probes/cuda_driver.h"
+#include "probes/nccl_library.h"
+
+namespace forkpoint {
+
+struct SwapMode {
+  bool wide = false, tree = false, messages = false;
+};
+
+// The kernels in one context, loaded eagerly.
+struct SwapKernels;
+
+class SwapCommunicator {
+ public:
+  static constexpr uint32_t kStagingSlots = 4;
+  static constexpr size_t kMostAtOnce = 64;
+
+  SwapCommunicator(const NcclLibrary& library, const CudaDriver& driver, NcclComm comm, SwapMode mode)
+      : handle(comm), library_(library), driver_(driver), mode_(mode) {}
+  ~SwapCommunicator();
+  SwapCommunicator(const SwapCommunicator&) = delete;
+  SwapCommunicator& operator=(const SwapCommunicator&) = delete;
+
+  // The members' decision for all of `communicators`, which this thread holds and NCCL has made: in one group where it is several, so
+  // that they may be each other's members. Waits for the other members.
+  static void decide(SwapCommunicator* const* communicators, size_t count);
+
+  bool swaps() const { return swaps_; }
+  bool by_messages() const { return by_messages_; }  // through NCCL's send and receive, because not all devices reach each other's memory
+  const char* refusal() const { return refusal_; }  // why not
+  int size() const { return size_; }
+  // REQUIRES: swaps(). spec: equal on all members but for addresses.
+  NcclResult launch(const collective::CollectiveSpec& spec, const void* in, void* out, void* stream);
+  // Kernels that wait for a peer end soon; of no use afterwards.
+  void abort();
+  // Its memory is free for others, unless something may still be on its way.
+  void release();
+  static void forget_all_in_child();
+
+  std::atomic<NcclComm> handle{nullptr};
+  SwapCommunicator* next = nullptr;
+
+ private:
+  struct Record;
+  bool prepare();
+  bool enter_context();
+  void leave_context();
+  bool find_context();
+  bool make_staging();
+  bool make_exchange();
+  static void exchange(SwapCommunicator* const* communicators, size_t count, bool first, bool* asks);
+  bool post(bool first);
+  NcclResult gather();
+  void judge(bool first);
+  void fill(Record* record) const;
+  bool receive_records();
+  const char* reason_against(const Record* records) const;
+  bool map_peers(const Record* records);
+  void give_back_staging();
+  void refuse(const char* why) {
+    if (!refusal_[0]) refusal_ = why;
+  }
+  NcclResult run(collective::CollectiveLaunch& launch, CUstream stream);
+  NcclResult send_and_add(const collective::CollectiveSpec& spec, collective::CollectiveParams call, CUstream stream);
+  NcclResult send_inputs(const collective::CollectiveParams& call, uint64_t round, CUstream stream);
+  NcclResult send_sums(const collective::CollectiveParams& call, uint64_t round, CUstream stream);
+  NcclResult add_round(collective::CollectiveSpec spec, const collective::CollectiveParams& call, uint64_t round, CUstream stream);
+  uint64_t message_room() const;  // bytes of a round and owner
+  char* received_from(int peer) const { return reinterpret_cast<char*>(staging_) + static_cast<uint64_t>(peer) * message_room(); }
+  CUresult order_before(CUstream stream, bool capturing);
+  CUresult order_behind(CUstream stream, bool capturing);
+
+  const NcclLibrary& library_;
+  const CudaDriver& driver_;
+  const SwapMode mode_;
+  bool swaps_ = false, reaches_all_ = false, by_messages_ = false;
+  const char* refusal_ = "";
+  int size_ = 0, place_ = -1;
+  int device_ = -1;
+  CUcontext context_ = nullptr;
+  bool pushed_ = false;
+  const SwapKernels* kernels_ = nullptr;
+  collective::StagingShape shape_;
+  CUdeviceptr staging_ = 0;
+  void* reached_[collective::kMostRanks] = {};  // each member's staging memory, as this device reaches it
+  bool opened_[collective::kMostRanks] = {};    // by a handle of another process
+  uint32_t* abort_ = nullptr;                   // in the host's memory
+  CUdeviceptr device_abort_ = 0;
+  CUstream exchange_ = nullptr;                 // of the decision
+  CUdeviceptr records_ = 0;                     // own record, then everybody's
+  Record* host_records_ = nullptr;
+  CUevent last_ = nullptr;                      // behind the last kernel
+  bool any_launch_ = false, any_capture_ = false;
+};
+
+}  // namespace forkpoint

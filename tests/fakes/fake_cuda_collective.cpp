@@ -1,0 +1,91 @@
+// The deterministic collectives' kernels on host memory (tests/collectives/world.h), and memory that processes share, which
+// they need: with FAKE_CUDA_SHARED=1 all device memory can be opened by other processes. FAKE_CUDA_NO_PEERS=RANK: the process whose RANK
+// that is cannot open any. FAKE_CUDA_NO_COLLECTIVES=RANK: nor load these kernels.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "tests/collectives/world.h"
+#include "tests/fakes/fake_cuda_digest.h"
+#include "tests/fakes/fake_cuda_memory.h"
+#include "tests/fakes/fake_cuda_trace.h"
+
+namespace forkpoint::fake {
+namespace {
+
+using collective::CollectiveParams;
+
+void run_collective(const FakeKernelCall* call, void* user) {
+  CollectiveParams params;
+  memcpy(&params, call->params, sizeof(params));
+  if (params.protocol == collective::Protocol::local) params.blocks = 1;
+  if ((params.protocol != collective::Protocol::local && call->grid[0] != params.blocks) || call->block[0] != collective::kBlockThreads) abort();
+  collective::run_on_threads(params, *static_cast<collective::RunWorker*>(user), {1, 1, 1}, false);
+}
+
+struct Shared {
+  int pid, file;
+  uint64_t offset, size_bytes;
+};
+static_assert(sizeof(Shared) <= sizeof(CUipcMemHandle));
+
+bool is_for_this_rank(const char* variable) {
+  const char *chosen = getenv(variable), *rank = getenv("RANK");
+  return chosen && rank && strcmp(chosen, rank) == 0;
+}
+
+CUresult open_shared(CUdeviceptr* address, const CUipcMemHandle& handle) {
+  Shared shared;
+  memcpy(&shared, &handle, sizeof(shared));
+  const std::string path = "/proc/" + std::to_string(shared.pid) + "/fd/" + std::to_string(shared.file);
+  const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (file < 0 || is_for_this_rank("FAKE_CUDA_NO_PEERS")) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+  const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  const uint64_t begin = shared.offset / page * page, inside = shared.offset - begin;
+  void* memory = mmap(nullptr, inside + shared.size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, static_cast<off_t>(begin));
+  close(file);
+  if (memory == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  *address = reinterpret_cast<uint64_t>(memory) + inside;
+  Memory::get().add(reinterpret_cast<void*>(*address), shared.size_bytes, MemoryKind::device);
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+const KernelDefinition* collective_kernel(const char* name) {
+  if (is_for_this_rank("FAKE_CUDA_NO_COLLECTIVES")) return nullptr;
+  static const auto* all = [] {
+    auto* made = new std::vector<KernelDefinition>;
+    for (const char* kernel : collective::kCollectiveKernelNames) {
+      auto* worker = new collective::RunWorker(collective::worker_of_kernel(kernel));
+      made->push_back({kernel, &run_collective, worker, {{0, sizeof(CollectiveParams)}}});
+    }
+    return made;
+  }();
+  for (const KernelDefinition& one : *all) {
+    if (one.name == name) return &one;
+  }
+  return nullptr;
+}
+
+}  // namespace forkpoint::fake
+
+using namespace forkpoint::fake;
+
+FAKE cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
+  Block block;
+  const int file = Memory::get().shared_file();
+  if (file < 0 || !Memory::get().find(address, &block)) return CUDA_ERROR_NOT_SUPPORTED;
+  const Shared shared = {getpid(), file, Memory::get().offset_of(block.start), block.size_bytes};
+  memcpy(handle, &shared, sizeof(shared));
+  return CUDA_SUCCESS;
+}
+FAKE cuIpcOpenMemHandle_v2(CUdeviceptr* address, CUipcMemHandle handle, unsigned int) { return open_shared(address, handle); }
+FAKE cuIpcCloseMemHandle(CUdeviceptr address) {
+  return Memory::get().remove(address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+FAKE cuDeviceCanAccessPeer(int* can, CUdevice, CUdevice) { return *can = 0, CUDA_SUCCESS; }
+FAKE cuCtxEnablePeerAccess(CUcontext, unsigned int) { return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED; }

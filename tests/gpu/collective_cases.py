@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""Every reduction of nccl_program done by the deterministic kernels, on two GPUs: in one process, in threads, in two processes.
+
+The program looks at each result itself; that the kernels made it is in the recording. Two recordings must be identical.
+Usage: collective_cases.py BUILD, and the options of tests/torch/case_runner.py.
+"""
+
+import collections
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "torch"))
+import case_runner  # noqa: E402
+import nccl_cases  # noqa: E402
+from case_driver import Case, Trouble, Workplace, describe  # noqa: E402
+
+REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
+WAY = "in rank order"
+
+
+def command(arrangement, place, knobs="collectives"):
+    return ["env", f"FORKPOINT_DETERMINISTIC={knobs}", *arrangement.command(place)]
+
+
+def problems_of_ways(place: Workplace, run: str):
+    """Each reduction says which way it went; a communicator of one rank has nothing to add."""
+    ways = collections.Counter()
+    for row in place.show(run, "--records")["records"]:
+        if row["op"] in REDUCTIONS and row["tensor"].endswith(WAY):
+            alone = "split 2" in row["communicator"]
+            ways[alone, row["value"]] += 1
+    wrong = {way: count for way, count in ways.items() if way not in ((False, 1.0), (True, 0.0))}
+    if wrong:
+        yield f"reductions by (alone, in rank order): {wrong}"
+    if ways[False, 1.0] < 20:
+        yield f"{ways[False, 1.0]} reductions in rank order only"
+
+
+def case(arrangement, level: str, knobs="collectives"):
+    def play(place: Workplace):
+        if not (place.build / "tests" / "nccl_program").exists():
+            raise Trouble("nccl_program was not built: NCCL or NVTX was not found")
+        plain = place.run(arrangement.command(place))
+        if plain.status != 0:
+            raise Trouble(f"the program fails unrecorded, with status {plain.status}: {plain.stderr[-2000:]}")
+        problems = []
+        for run in "ab":
+            done = place.record_whole(run, command(arrangement, place, knobs), level=level)
+            if done.stdout != plain.stdout:
+                problems.append(f"run {run} prints something else than unrecorded")
+            problems += [f"run {run} says: {line}" for line in done.complaints()]
+            problems += problems_of_ways(place, run)
+        verdict = place.diff("a", "b")
+        if verdict["verdict"] != "identical":
+            problems.append(f"twice: {describe(verdict)}, expected identical ({verdict['reason']})")
+        problems += [f"a gap: {gap}" for gap in place.show("a")["gaps"]]
+        return describe(verdict), problems
+
+    return Case(f"{knobs}_{arrangement.name}_{level}", play, "identical, every reduction in rank order", gpus=2, modules=())
+
+
+def other_way():
+    """A run whose reductions are NCCL's, against one whose are not, differs in what the first of them says of itself."""
+    arrangement = nccl_cases.ARRANGEMENTS[3]
+
+    def play(place: Workplace):
+        place.record_whole("a", command(arrangement, place), level="step")
+        place.record_whole("b", arrangement.command(place), level="step")
+        verdict = place.diff("a", "b")
+        good = verdict["verdict"] != "identical"
+        return describe(verdict), [] if good else ["the runs are said to be identical, though their reductions went other ways"]
+
+    return Case("collectives_other_way", play, "not identical", gpus=2, modules=())
+
+
+chosen = [one for one in nccl_cases.ARRANGEMENTS if one.name in ("all", "threads", "processes")]
+cases = [case(one, level) for one in chosen for level in ("step", "launch")]
+cases += [case(chosen[-1], "step", knobs) for knobs in ("collectives_messages", "collectives_wide", "collectives_tree")]
+case_runner.main([*cases, other_way()])

@@ -1,0 +1,99 @@
+// NCCL's reductions done by the deterministic kernels under FORKPOINT_DETERMINISTIC, in programs that use a libnccl and a
+// libcuda on host memory. The program looks at each result itself, and counts what NCCL was given.
+#include "tests/probe/nccl_harness.h"
+
+using namespace forkpoint;
+using namespace forkpoint::probe_test;
+
+namespace {
+
+size_t count_of(const std::string& text, const std::string& word) {
+  size_t count = 0;
+  for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++count;
+  return count;
+}
+
+double argument(const Row& row) { return scalar_value(row.record.digest); }
+
+const Environment kSwapped = {{"FORKPOINT_DETERMINISTIC", "collectives"}, {"FAKE_CUDA_SHARED", "1"}};
+
+Environment joined(Environment left, const Environment& right) {
+  left.insert(right.begin(), right.end());
+  return left;
+}
+
+}  // namespace
+
+TEST_CASE("reductions on every kind of communicator are the kernels', and nothing else is") {
+  for (const char* mode : {"at_once", "slow"}) {
+    NcclRun recorded;
+    record_nccl(&recorded, "reductions", 2, joined(kSwapped, {{"FAKE_CUDA_MODE", mode}}));
+    const std::string& out = recorded.outcome.out;
+    INFO(out);
+    CHECK(recorded.outcome.err == "");
+    CHECK(count_of(out, "WRONG") == 0);
+    CHECK(count_of(out, " right\n") == 2 * (5 * 3 + 3 + 2) + 5);  // reduce has an output at one of the ranks
+    for (const char* calls : {"world calls 0\n", "child calls 0\n", "grouped calls 0\n", "gather calls 1\n"}) {
+      CHECK(count_of(out, calls) == 2);
+    }
+    for (const int rank : {0, 1}) {
+      CHECK(open_stream(recorded.path(), rank)->gaps().empty());
+      const std::vector<Row> rows = recorded.rows(rank);
+      const std::vector<Row> ways = rows_of_op(rows, "all_reduce", "in rank order");
+      CHECK(ways.size() > 8);
+      for (const Row& way : ways) CHECK(argument(way) == 1);
+      const std::vector<Row> inputs = rows_of_op(rows, "all_reduce", "input");
+      CHECK(inputs.size() == ways.size());
+      CHECK(rows_of_op(rows, "all_reduce", "output").size() == inputs.size());
+      CHECK(inputs[0].record.digest == digest_of_floats(nccl_program::start_values(rank, nccl_program::kCount)));
+    }
+    const auto sum = rows_of_op(recorded.rows(0), "all_reduce", "output")[0].record.digest;
+    CHECK(sum == rows_of_op(recorded.rows(1), "all_reduce", "output")[0].record.digest);
+    std::vector<float> expected = nccl_program::start_values(0, nccl_program::kCount);
+    const std::vector<float> more = nccl_program::start_values(1, nccl_program::kCount);
+    for (size_t i = 0; i < expected.size(); ++i) expected[i] += more[i];
+    CHECK(sum == digest_of_floats(expected));
+  }
+}
+
+TEST_CASE("without the knob nothing is swapped, asked or recorded about it") {
+  NcclRun recorded;
+  record_nccl(&recorded, "reductions", 2, {{"FEW_BYTES", "1"}, {"FORKPOINT_DETERMINISTIC", "cublas"}});
+  CHECK(recorded.outcome.err == "");
+  CHECK(count_of(recorded.outcome.out, "WRONG") == 0);
+  CHECK(count_of(recorded.outcome.out, "child calls 4\n") == 2);
+  CHECK(count_of(recorded.outcome.out, "grouped calls 4\n") == 2);
+  CHECK(rows_of_op(recorded.rows(0), "all_reduce", "in rank order").empty());
+}
+
+TEST_CASE("where one device does not reach another one's memory, the same sums come by messages") {
+  for (const Environment& why : {Environment{{"FAKE_CUDA_NO_PEERS", "1"}}, Environment{{"FORKPOINT_DETERMINISTIC", "collectives_messages"}}}) {
+    NcclRun recorded;
+    record_nccl(&recorded, "reductions", 2, joined(why, kSwapped));
+    const std::string& out = recorded.outcome.out;
+    INFO(out);
+    CHECK(recorded.outcome.err == "");
+    CHECK(count_of(out, "WRONG") == 0);
+    CHECK(count_of(out, " right\n") == 45);
+    CHECK(count_of(out, "child calls 0\n") == 0);
+    CHECK(count_of(out, "child calls 4\n") == 0);
+    for (const Row& way : rows_of_op(recorded.rows(0), "all_reduce", "in rank order")) CHECK(argument(way) == 1);
+  }
+}
+
+TEST_CASE("where one member cannot, all use NCCL and say so") {
+  NcclRun recorded;
+  record_nccl(&recorded, "reductions", 2, joined(kSwapped, {{"FEW_BYTES", "1"}, {"FAKE_CUDA_NO_COLLECTIVES", "1"}}));
+  INFO(recorded.outcome.err);
+  CHECK(count_of(recorded.outcome.out, "WRONG") == 0);
+  CHECK(count_of(recorded.outcome.out, "child calls 4\n") == 2);
+  CHECK(count_of(recorded.outcome.err, "left to NCCL") == 2);  // one line a process, though there are four communicators
+  CHECK(count_of(recorded.outcome.err, "the kernels could not be loaded") == 2);
+  for (const int rank : {0, 1}) {
+    for (const Row& way : rows_of_op(recorded.rows(rank), "all_reduce", "in rank order")) CHECK(argument(way) == 0);
+    bool declared = false;
+    const auto stream = open_stream(recorded.path(), rank);
+    for (const CoverageLimit& limit : stream->coverage_limits()) declared |= limit.what.find("reductions in NCCL's own order") != std::string::npos;
+    CHECK(declared);
+  }
+}
