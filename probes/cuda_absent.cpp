@@ -2,6 +2,7 @@
 #include "probes/cuda_digest.h"
 #include "probes/nccl_swap.h"
 #include "probes/operands.h"
+#include "probes/scatter.h"
 
 namespace forkpoint {
 
@@ -18,6 +19,8 @@ void release_device_slot(DeviceSlot&, bool) {}
 bool describe_device(const Token&, char*, size_t, char*, size_t) { return false; }
 void forget_devices_in_child() {}
 bool copy_from_device(const Token&, const void*, size_t, CUstream_st*, void*, int* error) { return *error = 0, false; }
+int launch_scatter(const ScatterCall&) { return -1; }
+int load_scatter() { return -1; }
 
 void set_nccl_swap(const Settings&) {}
 bool nccl_swap_is_on() { return false; }

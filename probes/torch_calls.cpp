@@ -13,6 +13,7 @@
 #include "probes/step_marks.h"
 #include "probes/torch_bridge.h"
 #include "probes/torch_many.h"
+#include "probes/torch_scatter.h"
 #include "probes/torch_tensor.h"
 #include "probes/watch_control.h"
 
@@ -374,6 +375,16 @@ PythonObject* call_awake(FORKPOINT_CALL_PARAMETERS) {
   return none();
 }
 
+// ---- Deterministic kernels
+
+PythonObject* call_scatter(FORKPOINT_CALL_PARAMETERS) {
+  FORKPOINT_ARGUMENTS("scatter", 2, "numbers", "alpha");
+  const double alpha = arguments.real(1);
+  return arguments.good() ? scatter_for_torch(*api, arguments.object(0), alpha) : nullptr;
+}
+
+PythonObject* call_load_scatter(FORKPOINT_CALL_PARAMETERS) { return api->PyLong_FromLongLong(load_scatter()); }
+
 struct Function {
   const char* name;
   PythonFastFunction function;
@@ -394,6 +405,7 @@ constexpr Function kFunctions[] = {
     {"limit", call_limit},         {"gap", call_gap},
     {"say", call_say},             {"argument", call_argument},
     {"torch_imported", call_torch_imported}, {"awake", call_awake},
+    {"scatter", call_scatter}, {"load_scatter", call_load_scatter},
 };
 constexpr int kFunctionCount = sizeof(kFunctions) / sizeof(kFunctions[0]);
 PythonMethod methods[kFunctionCount] = {};  // Python keeps their addresses
@@ -413,6 +425,7 @@ bool add_constants(PythonObject* module, const Settings& settings) {
   return set(module, "SLEEPS", api->boolean(settings.state == Settings::State::unset)) &&
          set(module, "LEVEL", api->PyLong_FromLongLong(static_cast<int>(settings.level))) &&
          set(module, "OPS", api->PyUnicode_FromString(settings.ops)) &&
+         set(module, "KNOBS", api->PyUnicode_FromString(settings.knobs)) &&
          set(module, "FIRST_STEP", api->PyLong_FromLongLong(settings.first_step)) &&
          set(module, "WATCH", api->PyUnicode_FromString(watch_text(settings))) &&
          set(module, "ON_TRIGGER", api->PyUnicode_FromString(kOnTrigger[static_cast<int>(settings.on_trigger)]));

@@ -85,6 +85,10 @@ def _install(late):
     global _installed
     try:
         _installed = False
+        if "torch-kernels" in native.KNOBS.split(","):
+            from . import kernels
+
+            kernels.install(sys.modules["torch"], native)
         _installed = _install_hooks(late) is not False
         if native.SLEEPS:
             native.awake(_installed)

@@ -1,0 +1,429 @@
+"""The deterministic kernels of the torch bridge on a GPU: right, equal bit by bit while the GPU is busy with other work, without
+a warning, in CUDA graphs and compiled functions; and how fast.
+
+Usage: torch_kernels.py BUILD [--bench-only | --no-bench] [--json FILE]
+Prints `pass|FAIL|skip NAME: ...` for each case, a line `bench torch_kernels ...` for each measurement, a list of operations that
+still warn, and `N passed, N failed, N skipped`. Exit status 0, 1, or 77 where there is no GPU or no torch."""
+import json
+import os
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "torch"))
+COUNTS = {"pass": 0, "FAIL": 0, "skip": 0}
+# At 2^20 rows of 1,024 floats; and never slower than torch's own deterministic kernel, anywhere.
+MOST_OF_ATOMIC = 1.3
+
+
+def say(verdict, name, words):
+    COUNTS[verdict] += 1
+    print(f"{verdict} {name}: {words}", flush=True)
+
+
+def come_back_with_the_probe(build):
+    library = pathlib.Path(build) / "libforkpoint.so"
+    if not library.exists():
+        print(f"skipped: {library} is not built")
+        sys.exit(77)
+    folder = tempfile.mkdtemp(prefix="forkpoint-kernels-")
+    environment = dict(os.environ, LD_PRELOAD=str(library.resolve()), FORKPOINT_RUN=str(pathlib.Path(folder) / "run"),
+                       FORKPOINT_LEVEL="step", FORKPOINT_KERNELS_TEST="1", CUBLAS_WORKSPACE_CONFIG=":4096:8")
+    environment.pop("FORKPOINT_DETERMINISTIC", None)  # the kernels are installed below, after torch's own were asked
+    os.execve(sys.executable, [sys.executable, __file__, *sys.argv[1:]], environment)
+
+
+# ---- Cases of tests/torch/kernel_cases.py
+
+def tensors_of(result):
+    import torch
+
+    return [t.detach() for t in ([result] if isinstance(result, torch.Tensor) else result)]
+
+
+def run(function, dtype):
+    """(tensors or None where this dtype is not implemented, messages of warnings)"""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            result = tensors_of(function(dtype))
+        except (RuntimeError, NotImplementedError) as error:
+            if "not implemented for" not in str(error):
+                raise
+            result = None
+    return result, [str(w.message) for w in caught if "deterministic" in str(w.message)]
+
+
+class Busy:
+    """Other streams at work, so that blocks are placed otherwise and finish in another order."""
+
+    def __init__(self, torch):
+        self.torch, self.streams = torch, [torch.cuda.Stream() for _ in range(3)]
+        self.matrices = [torch.randn(1536, 1536, device="cuda") for _ in self.streams]
+
+    def start(self, rounds):
+        for stream, matrix in zip(self.streams, self.matrices):
+            with self.torch.cuda.stream(stream):
+                for _ in range(rounds):
+                    self.torch.mm(matrix, matrix)
+
+
+def same(one, other):
+    """Bit by bit."""
+    import torch
+
+    def bits(tensor):
+        return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+    return all(a.shape == b.shape and a.dtype == b.dtype and torch.equal(bits(a), bits(b)) for a, b in zip(one, other))
+
+
+def off(ours, right, dtype):
+    """Words where a result is not what double precision on the CPU gives; None: it is."""
+    import torch
+
+    epsilon = torch.finfo(dtype).eps
+    allowed = {torch.float32: 60, torch.float64: 100}.get(dtype, 3) * epsilon
+    for own, exact in zip(ours, right):
+        own = own.cpu()
+        if not own.dtype.is_floating_point:
+            if not torch.equal(own, exact):
+                return "integers differ"
+            continue
+        if not torch.equal(own.isnan(), exact.isnan()):
+            return "other values are not a number"
+        scale = float(exact.nan_to_num().abs().max()) + 1 if exact.numel() else 1
+        error = float((own.double() - exact.double()).nan_to_num().abs().max()) / scale if exact.numel() else 0
+        if error > allowed:
+            return f"off by {error:.3g} of the largest value, {allowed:.3g} is allowed"
+    return None
+
+
+def check_cases(torch, kernels, install):
+    import kernel_cases
+    import kernel_window_cases  # noqa: F401
+
+    dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+    exact = [tensors_of(function(torch.float64)) for _, _, function in kernel_cases.CASES]
+    kernel_cases.DEVICE[0] = "cuda"
+    torch.set_default_device("cuda")
+    torchs = [[run(function, dtype) for dtype in dtypes] for _, _, function in kernel_cases.CASES]
+    torch.set_default_device("cpu")
+    install()
+    torch.set_default_device("cuda")
+    busy, warned = Busy(torch), {}
+    for (operation, name, function), right, before in zip(kernel_cases.CASES, exact, torchs):
+        troubles = []
+        for dtype, (theirs, their_warnings) in zip(dtypes, before):
+            if not theirs:
+                continue
+            trouble = check_case(torch, function, dtype, right, theirs, busy)
+            for message in trouble[1]:
+                warned.setdefault(message.split(". ")[0], set()).add(name)
+            if trouble[0] and not (operation is None and not trouble[0].startswith("two runs")):
+                troubles.append(f"{dtype}: {trouble[0]}")
+            if operation is not None and trouble[1]:
+                troubles.append(f"{dtype}: warns: {trouble[1][0][:120]}")
+        say("FAIL" if troubles else "pass", name.replace(" ", "_").replace(":", ""), "; ".join(troubles) or "as in double, three times equal, no warning")
+    torch.set_default_device("cpu")
+    kernel_cases.DEVICE[0] = "cpu"
+    if kernels.scatter_native() is None:
+        say("FAIL", "native_kernels", "they were given up")
+    else:
+        say("pass", "native_kernels", "launched by the probe")
+    print("operations that still warn:", "none" if not warned else "")
+    for message, names in sorted(warned.items()):
+        print("   ", message, "in", ", ".join(sorted(names)))
+
+
+def check_case(torch, function, dtype, right, theirs, busy):
+    ours, messages = run(function, dtype)
+    if ours is None:
+        return "torch's own kernel takes this dtype, ours does not", messages
+    for own, other in zip(ours, theirs):
+        if own.dtype != other.dtype or own.shape != other.shape or own.stride() != other.stride():
+            return f"{own.dtype} {tuple(own.shape)} {own.stride()}, torch's own: {other.dtype} {tuple(other.shape)} {other.stride()}", messages
+    for rounds in (4, 20):
+        busy.start(rounds)
+        again, more = run(function, dtype)
+        messages += more
+        if not same(ours, again):
+            return "two runs differ", messages
+    torch.cuda.synchronize()
+    return off(ours, right, dtype), messages
+
+
+# ---- Larger sums
+
+def destinations(torch, kind, count, rows):
+    generator = torch.Generator(device="cuda").manual_seed(3)
+    if kind == "one":
+        return torch.full((count,), rows // 2, device="cuda")
+    if kind == "uniform":
+        return torch.randint(rows, (count,), device="cuda", generator=generator)
+    # Zipf's law with exponent 1.1: some destinations get a tenth of all each, most of them one or none.
+    weights = torch.arange(1, rows + 1, device="cuda", dtype=torch.float64) ** -1.1
+    cumulated = weights.cumsum(0)
+    draws = torch.rand(count, device="cuda", dtype=torch.float64, generator=generator) * cumulated[-1]
+    return torch.searchsorted(cumulated, draws).clamp(max=rows - 1)
+
+
+def check_large(torch, kernels):
+    busy = Busy(torch)
+    for kind in ("uniform", "zipf", "one"):
+        for count, columns, rows, dtype in ((300000, 256, 5000, torch.float32), (200000, 100, 5000, torch.bfloat16),
+                                            (100000, 7, 900, torch.float16), (1000000, 1, 5000, torch.float32), (70000, 33, 90, torch.float64)):
+            index = destinations(torch, kind, count, rows)
+            src = torch.randn(count, columns, device="cuda", dtype=torch.float32).to(dtype)
+            # The sum of magnitudes bounds the rounding of any order.
+            right, bound = torch.zeros(2, rows, columns, device="cuda", dtype=torch.float64)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                kernels.original("_index_put_impl_", "cuda")(right, [index], src.double(), True)
+                kernels.original("_index_put_impl_", "cuda")(bound, [index], src.double().abs(), True)
+            results = []
+            for rounds in (0, 5, 30):
+                busy.start(rounds)
+                results.append(torch.zeros(rows, columns, device="cuda", dtype=dtype).index_add_(0, index, src))
+            torch.cuda.synchronize()
+            epsilon = torch.finfo(dtype).eps
+            error = (results[0].double() - right).abs() - (epsilon * right.abs() + 500 * 2.0**-24 * bound * (1 if dtype != torch.float64 else 2.0**-28))
+            equal = all(same(results[:1], [other]) for other in results[1:])
+            words = f"{count} x {columns} {str(dtype)[6:]}, {'equal' if equal else 'NOT equal'} three times, largest excess {float(error.max()):.2g}"
+            say("pass" if equal and float(error.max()) <= 1e-30 else "FAIL", f"large_{kind}_{columns}", words)
+
+
+def check_shift(torch):
+    """A destination's sum does not depend on what else is added."""
+    src = torch.randn(70000, 96, device="cuda")
+    alone = torch.zeros(50, 96, device="cuda").index_add_(0, torch.full((70000,), 7, device="cuda"), src)
+    others = torch.cat([torch.randint(0, 7, (333,), device="cuda"), torch.full((70000,), 7, device="cuda"), torch.randint(8, 50, (4001,), device="cuda")])
+    more = torch.cat([torch.randn(333, 96, device="cuda"), src, torch.randn(4001, 96, device="cuda")])
+    together = torch.zeros(50, 96, device="cuda").index_add_(0, others, more)
+    say("pass" if torch.equal(alone[7], together[7]) else "FAIL", "independent_of_others", "a row's sum with and without other rows")
+
+
+# ---- Graphs, compiled functions, attention
+
+def check_graph(torch):
+    index, src = torch.randint(40, (3000,), device="cuda"), torch.randn(3000, 64, device="cuda")
+    weight = torch.randn(40, 64, device="cuda", requires_grad=True)
+
+    def work(out):
+        out.zero_().index_add_(0, index, src)
+        loss = (torch.nn.functional.embedding(index, weight) * src).sum()
+        return out, torch.autograd.grad(loss, weight)[0]
+
+    eager = [t.clone() for t in work(torch.zeros(40, 64, device="cuda"))]
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        work(torch.zeros(40, 64, device="cuda"))
+    torch.cuda.synchronize()
+    graph, out = torch.cuda.CUDAGraph(), torch.zeros(40, 64, device="cuda")
+    with torch.cuda.graph(graph):
+        captured = work(out)
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize()
+    say("pass" if all(torch.equal(a, b) for a, b in zip(eager, captured)) else "FAIL", "cuda_graph", "replayed as eager")
+
+
+def check_compiled(torch):
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return say("skip", "compiled", "triton is not installed")
+    index, src = torch.randint(40, (30000,), device="cuda"), torch.randn(30000, 64, device="cuda")
+    weight = torch.randn(40, 64, device="cuda", requires_grad=True)
+
+    def forward(index, src):
+        return torch.zeros(40, 64, device="cuda").index_add(0, index, src) * 2
+
+    def backward(index, src):
+        return (torch.nn.functional.embedding(index, weight) * src).sum()
+
+    eager = forward(index, src), torch.autograd.grad(backward(index, src), weight)[0]
+    forward, backward = torch.compile(forward), torch.compile(backward)
+    for _ in range(2):
+        compiled = forward(index, src), torch.autograd.grad(backward(index, src), weight)[0]
+        if not all(torch.equal(a, b) for a, b in zip(eager, compiled)):
+            return say("FAIL", "compiled", "not as eager")
+    say("pass", "compiled", "index_add and the gradient of an embedding, as eager")
+
+
+def check_attention(torch):
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    for backend, dtype in ((SDPBackend.FLASH_ATTENTION, torch.bfloat16), (SDPBackend.EFFICIENT_ATTENTION, torch.float32),
+                           (SDPBackend.CUDNN_ATTENTION, torch.bfloat16)):
+        q, k, v = (torch.randn(2, 8, 1500, 64, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3))
+        results, messages = [], []
+        try:
+            for _ in range(4):
+                with warnings.catch_warnings(record=True) as caught, sdpa_kernel(backend):
+                    warnings.simplefilter("always")
+                    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+                    results.append(torch.autograd.grad(out, (q, k, v), torch.ones_like(out)))
+                messages += [str(w.message) for w in caught if "deterministic" in str(w.message)]
+        except RuntimeError as error:
+            say("skip", f"attention_{backend.name}", str(error).splitlines()[0][:100])
+            continue
+        equal = all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other))
+        words = f"{'equal' if equal else 'NOT equal'} four times{', warns: ' + messages[0][:90] if messages else ''}"
+        say("pass" if equal and not messages else "FAIL", f"attention_{backend.name}", words)
+    state = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    say("pass" if state == (True, True) else "FAIL", "attention_switch", f"deterministic algorithms and warn_only afterwards: {state}")
+
+
+# ---- Speed
+
+def milliseconds(torch, function):
+    """Of the GPU: it is kept busy until all is enqueued."""
+    torch.cuda._sleep(2_000_000)
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    function()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end)
+
+
+def medians(torch, arms, rounds):
+    """Arms take turns, so that clocks and heat are the same for all. Each is run twice before."""
+    times = {name: [] for name in arms}
+    for turn in range(rounds + 2):
+        for name, function in arms.items():
+            took = milliseconds(torch, function)
+            if turn >= 2:
+                times[name].append(took)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def host_microseconds(torch, function):
+    torch.cuda.synchronize()
+    torch.cuda._sleep(40_000_000)
+    begin = time.perf_counter()
+    for _ in range(20):
+        function()
+    took = (time.perf_counter() - begin) / 20 * 1e6
+    torch.cuda.synchronize()
+    return took
+
+
+def with_mode(torch, deterministic, function):
+    def call():
+        torch._C._set_deterministic_algorithms(deterministic, warn_only=True)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                function()
+        finally:
+            torch._C._set_deterministic_algorithms(True, warn_only=True)
+
+    return call
+
+
+def arms_of(torch, kernels, operation, index, src, rows):
+    columns = src.shape[1]
+    out = torch.zeros(rows, columns, device="cuda", dtype=src.dtype)
+    if operation == "index_add_":
+        call, torchs = (lambda: out.index_add_(0, index, src)), kernels.original("index_add_", "cuda")
+        original = lambda: torchs(out, 0, index, src)
+    elif operation == "scatter_add_":
+        spread = index.unsqueeze(1).expand(-1, columns)
+        call, torchs = (lambda: out.scatter_add_(0, spread, src)), kernels.original("scatter_add_", "cuda")
+        original = lambda: torchs(out, 0, spread, src)
+    else:
+        torchs = kernels.original("embedding_dense_backward", "cuda")
+        call = lambda: torch.ops.aten.embedding_dense_backward(src, index, rows, -1, False)
+        original = lambda: torchs(src, index, rows, -1, False)
+    return {"ours": with_mode(torch, True, call), "atomic": with_mode(torch, False, original),
+            "torch_deterministic": with_mode(torch, True, original)}
+
+
+def bench(torch, kernels):
+    found = []
+    for count, columns, rows in ((1 << 20, 1024, 100000), (100000, 512, 50000)):
+        for dtype in (torch.float32, torch.bfloat16):
+            src = torch.randn(count, columns, device="cuda", dtype=dtype)
+            for kind in ("uniform", "zipf", "one"):
+                index = destinations(torch, kind, count, rows)
+                for operation in ("index_add_", "scatter_add_", "embedding_dense_backward"):
+                    arms = arms_of(torch, kernels, operation, index, src, rows)
+                    slow = "torch_deterministic" if milliseconds(torch, arms["torch_deterministic"]) > 400 else None
+                    took = medians(torch, {n: f for n, f in arms.items() if n != slow}, 15)
+                    if slow:  # torch's takes seconds where all goes to one row
+                        took[slow] = min(milliseconds(torch, arms[slow]) for _ in range(2))
+                    found.append(report(operation, kind, count, columns, rows, str(dtype)[6:], took, src.element_size()))
+                    if operation == "index_add_" and kind == "uniform":
+                        host = {n: host_microseconds(torch, arms[n]) for n in ("ours", "atomic")}
+                        found[-1].update({f"{n}_host_us": round(value, 1) for n, value in host.items()})
+                        print(f"bench torch_kernels enqueueing {operation} {count}x{columns}: ours {host['ours']:.0f} us of the "
+                              f"host, torch's {host['atomic']:.0f} us", flush=True)
+            del src
+            torch.cuda.empty_cache()
+    return found
+
+
+def report(operation, kind, count, columns, rows, dtype, took, element_bytes):
+    to_atomic, to_torch = took["ours"] / took["atomic"], took["ours"] / took["torch_deterministic"]
+    row = {"operation": operation, "index": kind, "rows": count, "columns": columns, "destinations": rows, "dtype": dtype,
+           **{f"{name}_ms": round(value, 4) for name, value in took.items()}, "to_atomic": round(to_atomic, 3),
+           "to_torch_deterministic": round(to_torch, 3), "read_gb_s": round(count * columns * element_bytes / took["ours"] / 1e6)}
+    print(f"bench torch_kernels {operation} {count}x{columns} to {rows} {kind} {dtype}: ours {took['ours']:.3f} ms ({row['read_gb_s']} GB/s of "
+          f"source), atomic {took['atomic']:.3f} ms, torch deterministic {took['torch_deterministic']:.3f} ms; "
+          f"ratio to atomic {to_atomic:.2f}, to torch deterministic {to_torch:.2f}", flush=True)
+    goal = to_torch <= 1.0 and (count != 1 << 20 or dtype != "float32" or operation == "embedding_dense_backward" or to_atomic <= MOST_OF_ATOMIC)
+    say("pass" if goal else "FAIL", f"speed_{operation}_{count}x{columns}_{kind}_{dtype}", f"{to_atomic:.2f} of atomic, {to_torch:.2f} of torch deterministic")
+    return row
+
+
+def main():
+    arguments = sys.argv[1:]
+    if not arguments or arguments[0].startswith("-"):
+        sys.exit(__doc__)
+    if "FORKPOINT_KERNELS_TEST" not in os.environ:
+        come_back_with_the_probe(arguments[0])
+    try:
+        import torch
+    except ImportError:
+        print("skipped: this python has no torch")
+        sys.exit(77)
+    if not torch.cuda.is_available():
+        print("skipped: there is no GPU")
+        sys.exit(77)
+    from _forkpoint_bridge import _native, kernels
+
+    class Native:  # as if the knobs were set
+        KNOBS = "torch-kernels,flash-attention"
+
+        def __getattr__(self, name):
+            return getattr(_native, name)
+
+    torch._C._set_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    found = []
+    if "--bench-only" in arguments:
+        kernels.install(torch, Native())
+    else:
+        check_cases(torch, kernels, lambda: kernels.install(torch, Native()))
+        for check in (lambda: check_large(torch, kernels), lambda: check_shift(torch), lambda: check_graph(torch),
+                      lambda: check_compiled(torch), lambda: check_attention(torch)):
+            try:
+                check()
+            except Exception as error:  # the others are still worth running
+                say("FAIL", "a_check", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+    if "--no-bench" not in arguments:
+        found = bench(torch, kernels)
+    if "--json" in arguments:
+        pathlib.Path(arguments[arguments.index("--json") + 1]).write_text(json.dumps(found, indent=1))
+    print(f"{COUNTS['pass']} passed, {COUNTS['FAIL']} failed, {COUNTS['skip']} skipped")
+    sys.exit(1 if COUNTS["FAIL"] else 0)
+
+
+if __name__ == "__main__":
+    main()
