@@ -2,11 +2,22 @@
 import functools
 import gc
 import itertools
+import sys
 import weakref
 
 collecting = [False]  # the garbage collector is at work
 modules = {}          # id of a module that holds parameters or others -> (weak module, number among those of its class)
 fresh = {}            # ids of those that came, or got a part, since somebody looked
+
+
+def unless_at_the_end(function, *arguments, is_finalizing=sys.is_finalizing):
+    """A weak reference's callback that calls function(*arguments). Not when the interpreter is being taken down: our globals are
+    None by then, and what would be raised is printed among what the program prints."""
+    def gone(_):
+        if not is_finalizing():
+            function(*arguments)
+
+    return gone
 
 
 class Numbers:
@@ -40,13 +51,14 @@ def note(module):
     kind = type(module).__name__
     number = _numbers.take(kind)
 
-    def gone(_):
-        modules.pop(key, None)
-        fresh.pop(key, None)
-        _numbers.give_back(kind, number)
-
-    modules[key] = weakref.ref(module, gone), number
+    modules[key] = weakref.ref(module, unless_at_the_end(_gone, key, kind, number)), number
     fresh[key] = None
+
+
+def _gone(key, kind, number):
+    modules.pop(key, None)
+    fresh.pop(key, None)
+    _numbers.give_back(kind, number)
 
 
 def _copied(original, registered, failed):
@@ -65,7 +77,7 @@ def _copied(original, registered, failed):
     return __setstate__
 
 
-def _collects(phase, info):
+def _collects(phase, info, collecting=collecting):
     collecting[0] = phase == "start"
 
 

@@ -10,7 +10,7 @@ from torch.nn import Parameter
 
 from . import _native as native
 from . import made
-from .made import Numbers, collecting
+from .made import Numbers, collecting, unless_at_the_end
 
 LOAD, DATA, FORWARD, BACKWARD, COLLECTIVE, OPTIMIZER, STATE = range(7)
 INPUT, OUTPUT, PARAMETER, GRADIENT, OPTIMIZER_STATE, BATCH, LOSS, SCALAR, RNG, SAMPLER, OTHER = range(11)
@@ -111,7 +111,7 @@ def registered(parent, name, child):
         known = _parents.get(id(child))
         if known is None or known[1]() is None:
             key = id(child)
-            _parents[key] = (weakref.ref(child, lambda _, key=key: _parents.pop(key, None)), weakref.ref(parent))
+            _parents[key] = weakref.ref(child, unless_at_the_end(_parents.pop, key, None)), weakref.ref(parent)
         made.note(parent)
         made.fresh[id(parent)] = None
     except Exception as error:
@@ -160,7 +160,7 @@ def _forget_tree(key):
 
 def _know(module, name, tree):
     key = id(module)
-    layer = Layer(name, weakref.ref(module, lambda _, key=key: _forget_layer(key)), not module._modules)
+    layer = Layer(name, weakref.ref(module, unless_at_the_end(_forget_layer, key)), not module._modules)
     layer.tree = tree
     layers[key] = tree.children[key] = layer
     return layer
@@ -168,7 +168,7 @@ def _know(module, name, tree):
 
 def _new_tree(root):
     key = id(root)
-    tree = Tree(weakref.ref(root, lambda _, key=key: _forget_tree(key)))
+    tree = Tree(weakref.ref(root, unless_at_the_end(_forget_tree, key)))
     tree.class_name = type(unwrapped(root)).__name__
     if getattr(root, "_is_replica", False):  # of DataParallel: a new object in each forward
         tree.class_name = "replica of " + tree.class_name

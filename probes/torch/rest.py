@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from . import _native as native
 from . import made, names, state
+from .made import unless_at_the_end
 from .names import EVAL, OPTIMIZER, OTHER, PARAMETER, SCALAR, STATE, Many, limit_once
 
 _kept = {}  # id of a root that nobody has called -> (weak root, [(name of the layer, weak module)])
@@ -41,7 +42,7 @@ def _keep(key, root):
     number = made.modules[key][1]
     label = "kept." + type(names.unwrapped(root)).__name__ + ("" if number == 1 else "#%d" % number)
     layers = [("%s.%s" % (label, path) if path else label, weakref.ref(part)) for path, part in root.named_modules()]
-    _kept[key] = weakref.ref(root, lambda _: _kept.pop(key, None)), layers
+    _kept[key] = weakref.ref(root, unless_at_the_end(_kept.pop, key, None)), layers
 
 
 def _kept_layers():

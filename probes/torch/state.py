@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy  # it gets its shape in the first forward
 
 from . import _native as native
 from . import backward, names
-from .made import Numbers, collecting
+from .made import Numbers, collecting, unless_at_the_end
 from .names import GRADIENT, LOAD, OPTIMIZER, OPTIMIZER_STATE, OTHER, PARAMETER, RNG, SCALAR, STATE, Many, join, put
 
 optimizers = {}    # id -> Made, in the order in which they were made
@@ -35,8 +35,7 @@ class Made:
     def __init__(self, optimizer):
         key = id(optimizer)
         self.number, self.serial = _numbers.take(""), next(_serials)
-        number, serial = self.number, self.serial
-        self.reference = weakref.ref(optimizer, lambda _: _gone(key, number, serial))
+        self.reference = weakref.ref(optimizer, unless_at_the_end(_gone, key, self.number, self.serial))
         in_use.add(self.serial)
 
 
