@@ -17,7 +17,7 @@ from torch.nn.modules import module as torch_module
 
 from . import _native as native
 from . import backward, made, names, steps
-from .names import CANDIDATE, EVAL, INPUT, OUTPUT, RECOMPUTE, failed, flatten, flatten_call, layers, limit_once, put
+from .names import EVAL, INPUT, OUTPUT, RECOMPUTE, failed, flatten, flatten_call, layers, limit_once, put
 from .steps import Step
 
 is_compiling = torch.compiler.is_compiling
@@ -31,7 +31,7 @@ class _Thread(threading.local):
     def __init__(self):
         self.stack = []     # a _Call for each module whose forward is open
         self.on = False     # values are recorded in this call of a root
-        self.used = set()   # layers whose parameters were recorded as inputs in it
+        self.used = set()   # layers whose parameters and buffers were recorded as inputs in it
         self.taken = set()  # see backward.watch
         self.number = next(_threads)
 
@@ -133,9 +133,9 @@ def _enter(thread, stack, module, args, caller, layer, outer, flags=0):
 def _record_inputs(call, frame, flags, module, args, kwargs):
     layer = call.layer
     parameters = None
-    if flags in (0, CANDIDATE) and module._parameters and layer not in _thread.used:
+    if flags != RECOMPUTE and (module._parameters or module._buffers) and layer not in _thread.used:
         _thread.used.add(layer)
-        parameters = module._parameters
+        parameters = {**module._parameters, **module._buffers} if module._buffers else module._parameters
     if not kwargs and len(args) == 1 and type(args[0]) is Tensor:
         inputs = (("input", args[0]),)
         if names.lean and args[0].is_cuda:
@@ -161,8 +161,9 @@ def _record_inputs(call, frame, flags, module, args, kwargs):
 
 
 def _record_parameters(frame, parameters):
-    """As the layer uses them: what changed since the optimizer wrote them shows. A shard is what lies in memory before
-    the layer's all-gather. What cannot be read is left out here: the optimizer's records say so."""
+    """And buffers, as the layer uses them: what changed since the optimizer, or anybody, wrote them shows, and is not taken for
+    what the layer did with equal inputs. In evaluations too, as of a teacher that no step trains. A shard is what lies in
+    memory before the layer's all-gather. What cannot be read is left out here: the records of the step's end say so."""
     if names.lean:
         parameters = {name: p for name, p in parameters.items() if p is not None and not p.is_cuda}
     if not names.are_plain(parameters):
