@@ -1,4 +1,4 @@
-"""Small training programs: bridge_cases.py NAME. Each prints its losses bit by bit and a hash of its weights."""
+"""Small training programs: bridge_cases.py NAME..., one after the other. Each prints its losses bit by bit and a hash of its weights."""
 import collections
 import copy
 import dataclasses
@@ -440,5 +440,6 @@ def compiled_part():
 
 
 if __name__ == "__main__":
-    torch.manual_seed(0)
-    CASES[sys.argv[1]]()
+    for name in sys.argv[1:]:
+        torch.manual_seed(0)
+        CASES[name]()
