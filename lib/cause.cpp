@@ -133,7 +133,7 @@ Cause decide_cause(const CauseFacts& facts) {
   } else if (facts.collective_output) {
     decide_collective(facts, &cause);
   } else if (facts.site.role == Role::input || facts.site.role == Role::parameter ||
-             facts.site.role == Role::optimizer_state) {
+             facts.site.role == Role::optimizer_state || facts.rests) {
     decide_state_or_input(facts, &cause);
   } else {
     decide_op(facts, &cause);

@@ -42,6 +42,7 @@ struct CauseFacts {
   std::string last_seen;           // where the value of an input was last recorded, and agreed
   bool step_inputs_agree = false;  // batch and parameters of this step were recorded and agree
   bool gradients_recorded = false; // and agree, on this rank in this step
+  bool rests = false;              // a parameter or buffer at a step's end of a layer without a gradient in that step
   bool rng_agrees = false;         // generator state of this step was recorded before and agrees
 
   // A collective's output.

@@ -71,7 +71,7 @@ const Site* holder(const MatchedStep& step, uint32_t limit, const Digest& digest
 
 void look_within_step(const MatchedStep& step, const Difference& d, int64_t number, CauseFacts* facts) {
   const StepColumns &a = step.columns.a, &b = step.columns.b;
-  bool batch_seen = false, batch_agrees = true;
+  bool batch_seen = false, batch_agrees = true, has_gradient = false;
   for (uint32_t row = 0; row < a.size(); ++row) {
     const Site& site = step.site(row);
     if (!step.training(row)) continue;
@@ -79,6 +79,7 @@ void look_within_step(const MatchedStep& step, const Difference& d, int64_t numb
     const bool reduced = site.kind == Kind::collective && site.role == Role::output;
     facts->rng_agrees |= site.role == Role::rng && row < d.row_a && step.agrees(row);
     if ((site.role == Role::gradient || reduced) && row < d.row_a && step.agrees(row)) facts->gradients_recorded = true;
+    has_gradient |= site.role == Role::gradient && site.layer == facts->site.layer;
     const bool same_place = a.site[row] == d.site && a.micro_step[row] == d.micro_step;
     if ((d.flags & kRecordRecompute) != 0 && same_place && (a.flags[row] & kRecordRecompute) == 0 &&
         a.digest[row] == d.digest_a && step.partner[row] != kNoRow && !(b.digest[step.partner[row]] == d.digest_b)) {
@@ -86,6 +87,10 @@ void look_within_step(const MatchedStep& step, const Difference& d, int64_t numb
     }
   }
   facts->step_inputs_agree = batch_seen && batch_agrees;
+  const bool held = facts->site.role == Role::parameter || facts->site.role == Role::other;
+  const bool evaluated = (d.flags & kRecordEval) != 0;
+  facts->rests = held && !has_gradient && facts->site.phase == Phase::optimizer &&
+                 (evaluated || facts->gradients_recorded);
   if (facts->site.role != Role::input || d.digest_b == Digest{} || d.digest_a == Digest{}) return;
   if (const Site* site = holder(step, d.row_a, d.digest_a, d.site)) facts->last_seen = record_text(number, *site);
   if (const Site* site = holder(step, kNoRow, d.digest_b, d.site)) facts->equals_other = record_text(number, *site);

@@ -230,6 +230,22 @@ void decide_collective(const CauseFacts& facts, Cause* cause) {
   }
 }
 
+namespace {
+
+// No optimizer wrote it, so that gradients agree says nothing of it: averages of the weights, teachers, masks.
+void decide_resting(const CauseFacts& facts, Cause* cause) {
+  cause->evidence.push_back(
+      "its layer has no gradient in this step: what wrote it (an average of the weights, a copy, a stray write) was not "
+      "observed");
+  Classes classes = {"overwritten_input", "hyperparameter", "precision_or_formula", "algorithm_choice", "stream_race",
+                     "hardware_or_sporadic"};
+  if (facts.everyone && facts.world_size > 1) drop(&classes, "hardware_or_sporadic");
+  add_unseen_start(facts, &classes, cause);
+  decide(cause, "unknown", classes);
+}
+
+}  // namespace
+
 void decide_state_or_input(const CauseFacts& facts, Cause* cause) {
   const bool update = facts.site.phase == Phase::optimizer;
   if (facts.replica_values_b > 1 && (update || facts.agreeing_ranks.empty())) {
@@ -254,6 +270,7 @@ void decide_state_or_input(const CauseFacts& facts, Cause* cause) {
           "it is the first update after a load: state that was not recorded there may not have been restored");
       return decide(cause, "state_restore", {"state_restore", "nondeterministic_op"});
     }
+    if (facts.rests) return decide_resting(facts, cause);
     Classes classes = {"algorithm_choice", "precision_or_formula", "hardware_or_sporadic"};
     if (!facts.gradients_recorded) classes.push_back("unordered_accumulation");
     if (facts.replica_values_b > 1 && !facts.collectives_recorded) classes.push_back("missing_sync");

@@ -154,6 +154,18 @@ TEST_CASE(
   CHECK(decide_cause(facts).cls == "missing_sync");
 }
 
+TEST_CASE("what no gradient belongs to was not computed by the optimizer from the gradients that agree") {
+  CauseFacts facts = facts_of(Phase::optimizer, Role::parameter, "teacher.fc", "bias");
+  facts.gradients_recorded = true;
+  CHECK(decide_cause(facts).cls == "nondeterministic_op");
+  facts.rests = true;
+  const Cause cause = decide_cause(facts);
+  CHECK(cause.cls == "unknown");
+  CHECK(holds(cause.class_candidates, "overwritten_input"));
+  CHECK(holds(cause.class_candidates, "hyperparameter"));
+  CHECK(holds(cause.evidence, "what wrote it (an average of the weights, a copy, a stray write) was not observed"));
+}
+
 TEST_CASE("an input that holds the value of another, equal tensor was overwritten or read too early") {
   CauseFacts facts = facts_of(Phase::backward, Role::input, "fc", "saved");
   facts.last_seen = "step 7, forward, fc: output";
