@@ -2,7 +2,7 @@
 schedule, dropout, tied weights, an in-place activation, an evaluation after every second step. Prints each loss bit by
 bit and a hash of the weights.
 
-bridge_gpt.py [--steps N] [--fault KIND@STEP] [--resume FILE] [--save FILE]
+bridge_gpt.py [--steps N] [--fault KIND@STEP] [--resume FILE] [--save FILE [--save-at STEP]]
 KIND: bitflip (one bit of a weight of blocks.1.fc1), dropout (other masks in blocks.0.drop), lr, order (of the data),
 init (other initial weights)."""
 import argparse
@@ -96,6 +96,12 @@ def plant(fault, step, model, optimizer):
         model.to_remove = handles
 
 
+def save(step, model, optimizer, schedule, path):
+    """Before the step."""
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict(),
+                "rng": torch.get_rng_state(), "step": step}, path)
+
+
 def train(options):
     fault = (options.fault.split("@")[0], int(options.fault.split("@")[1])) if options.fault else (None, -1)
     torch.manual_seed(1 if fault[0] != "init" else 2)
@@ -120,6 +126,8 @@ def train(options):
     order = order[first * BATCH * MICRO_STEPS:]
     loader = iter(DataLoader(Text(), batch_size=BATCH, sampler=order, num_workers=2, generator=torch.Generator()))
     for step in range(first, options.steps):
+        if step == options.save_at:
+            save(step, model, optimizer, schedule, options.save)
         plant(fault, step, model, optimizer)
         for _ in range(MICRO_STEPS):
             tokens = next(loader)
@@ -139,9 +147,8 @@ def train(options):
                 print(f"eval {bits(model(tokens[:, :-1])['logits'].mean().item())}", flush=True)
             model.train()
     print("weights", hash_of(model), flush=True)
-    if options.save:
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict(),
-                    "rng": torch.get_rng_state(), "step": options.steps}, options.save)
+    if options.save and options.save_at < 0:
+        save(options.steps, model, optimizer, schedule, options.save)
 
 
 if __name__ == "__main__":
@@ -150,4 +157,5 @@ if __name__ == "__main__":
     parser.add_argument("--fault", default="")
     parser.add_argument("--resume", default="")
     parser.add_argument("--save", default="")
+    parser.add_argument("--save-at", type=int, default=-1)
     train(parser.parse_args())

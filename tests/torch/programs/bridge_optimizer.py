@@ -1,5 +1,6 @@
-"""An optimizer that keeps other things than tensors and numbers: bridge_optimizer.py [CHANGE]. CHANGE names what is
-another from step 2 on; the weights do not depend on it. `unreadable`: it keeps an object that nobody can look into."""
+"""An optimizer that keeps other things than tensors and numbers: bridge_optimizer.py [CHANGE...]. A CHANGE names
+what is another in one step: the first in step 2, the next in step 3; the weights do not depend on it. `unreadable`: it keeps an
+object that nobody can look into, from then on."""
 import sys
 
 import numpy
@@ -23,19 +24,19 @@ class Keeper(torch.optim.Optimizer):
         self.state.setdefault("shared", {"count": 0})["count"] += 1
 
 
-def change(optimizer, parameter, what):
+def change(optimizer, parameter, what, back):
+    """back: as it was."""
     group, state = optimizer.param_groups[0], optimizer.state[parameter]
     if what == "mode":
-        group["mode"] = "other"
+        group["mode"] = "plain" if back else "other"
     elif what == "seed":
-        group["seed"] += 1
+        group["seed"] += -1 if back else 1
     elif what == "array":
-        state["array"][1] = 1
+        state["array"][1] = 0 if back else 1
     elif what == "shared":
-        optimizer.state["shared"]["count"] += 1
-    elif what in state["kinds"]:
-        others = {"dtype": torch.float64, "bytes": b"ac", "scalar": numpy.float32(2), "complex": 2j}
-        state["kinds"][what] = others[what]
+        optimizer.state["shared"]["count"] += -1 if back else 1
+    elif what == "scalar":
+        state["kinds"]["scalar"] = numpy.float32(1 if back else 2)
     elif what == "unreadable":
         state["object"] = object()
 
@@ -44,9 +45,12 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     model = nn.Linear(4, 2)
     optimizer = Keeper(model.parameters())
-    for step in range(4):
-        if step == 2:
-            change(optimizer, model.weight, sys.argv[1] if len(sys.argv) > 1 else "")
+    changes = dict(enumerate(sys.argv[1:], 2))
+    for step in range(8):
+        if step - 1 in changes:
+            change(optimizer, model.weight, changes[step - 1], True)
+        if step in changes:
+            change(optimizer, model.weight, changes[step], False)
         optimizer.zero_grad()
         model(torch.randn(5, 4)).square().mean().backward()
         optimizer.step()
