@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <boost/program_options.hpp>
-#include <numeric>
 
 #include "cli/terminal.h"
 
@@ -41,7 +40,18 @@ UsageError unknown_option(const Verb& verb, const std::string& word) {
                     near.empty() ? see_help(verb) : fmt::format("Did you mean --{}? {}", near, see_help(verb)));
 }
 
-po::parsed_options split(const Verb& verb, const std::vector<std::string>& words) {
+// `--deterministic` is `--deterministic=default`: the library would take the next word for its value.
+std::vector<std::string> with_left_out_values(const Verb& verb, std::vector<std::string> words) {
+  for (std::string& word : words) {
+    for (const Option& option : verb.options) {
+      if (option.value.starts_with("[=") && word == fmt::format("--{}", option.name)) word += "=default";
+    }
+  }
+  return words;
+}
+
+po::parsed_options split(const Verb& verb, const std::vector<std::string>& given) {
+  const std::vector<std::string> words = with_left_out_values(verb, given);
   const po::options_description visible = describe(verb);
   po::options_description all;
   all.add(visible).add_options()("positional", po::value<std::vector<std::string>>(), "");
@@ -132,7 +142,7 @@ std::string option_help(const Option& option) {
   constexpr size_t kIndent = 25, kWidth = 110;
   const std::string letter = option.letter ? fmt::format("-{}, ", option.letter) : "    ";
   std::string label = fmt::format("  {}--{}", letter, option.name);
-  if (!option.value.empty()) label += fmt::format(" {}", option.value);
+  if (!option.value.empty()) label += fmt::format("{}{}", option.value.starts_with("[=") ? "" : " ", option.value);
   const std::string gap = label.size() + 2 <= kIndent ? std::string(kIndent - label.size(), ' ')
                                                       : "\n" + std::string(kIndent, ' ');
   return label + gap + wrapped(option.text, kIndent, kWidth) + "\n";
@@ -149,40 +159,6 @@ std::string verb_help(const Verb& verb) {
     text += fmt::format("  {}\n      {}\n", example.command, example.meaning);
   }
   return text;
-}
-
-namespace {
-
-size_t edit_distance(std::string_view left, std::string_view right) {
-  std::vector<size_t> row(right.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 0; i < left.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i + 1;
-    for (size_t j = 0; j < right.size(); ++j) {
-      const size_t change = diagonal + (left[i] == right[j] ? 0 : 1);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({row[j] + 1, row[j + 1] + 1, change});
-    }
-  }
-  return row.back();
-}
-
-}  // namespace
-
-std::string nearest(std::string_view word, const std::vector<std::string_view>& candidates) {
-  std::string best;
-  size_t best_distance = std::max<size_t>(2, word.size() / 2) + 1;
-  for (std::string_view candidate : candidates) {
-    const bool begins = word.size() >= 3 && candidate.starts_with(word);
-    const size_t distance = begins ? 1 : edit_distance(word, candidate);
-    // Half of a short word may be wrong, but not all of it: `x` is not a misspelling of `o`.
-    if (distance < best_distance && distance < candidate.size()) {
-      best = candidate;
-      best_distance = distance;
-    }
-  }
-  return best;
 }
 
 }  // namespace forkpoint

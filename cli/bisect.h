@@ -28,6 +28,7 @@ struct BisectArm {
   std::vector<std::string> command;
   std::string working_directory;
   std::map<std::string, std::string> environment;  // all of its variables that can change results, and those before CMD
+  std::optional<std::string> knobs;                // of deterministic mode, as --deterministic takes them
   std::string checkpoints;                         // the folder; empty: there is none, every window begins at the start
 };
 

@@ -107,6 +107,7 @@ RecordingRequest recording_of(const BisectWindow& window, const BisectArm& arm, 
   recording.steps = StepRange{window.first, window.last};
   recording.ranks = window.ranks;
   recording.step_on = request.step_on;
+  if (arm.knobs) recording.knobs = parse_knobs(*arm.knobs);
   recording.ops = window.ops;
   recording.inputs = window.inputs;
   const std::string& save = good ? window.save_good : window.save_bad;

@@ -7,6 +7,7 @@
 
 #include "cli/bisect.h"
 #include "cli/job_command.h"
+#include "cli/knob_options.h"
 #include "cli/machine.h"
 #include "cli/recording.h"
 #include "cli/recording_options.h"
@@ -53,6 +54,24 @@ bool is_set_by_forkpoint(const Manifest& manifest, const std::string& variable) 
   return found != manifest.versions.end() && found->second.find(variable + "=") != std::string::npos;
 }
 
+// Lists of flags begin with the user's own, and go on with those of the knobs, which are set again.
+void keep_own_flags(const Manifest& manifest, BisectArm* arm) {
+  for (const RecordedKnob& recorded : recorded_knobs(manifest)) {
+    const Knob* knob = recorded.state == "set" ? find_knob(recorded.name) : nullptr;
+    for (const KnobVariable& variable : knob ? knob->variables : std::vector<KnobVariable>{}) {
+      const std::string name(variable.name);
+      if (!variable.is_flag || !manifest.environment.contains(name)) continue;
+      std::string own;
+      for (const std::string& flag : split_words(manifest.environment.at(name), name)) {
+        const bool ours = std::any_of(knob->variables.begin(), knob->variables.end(),
+                                      [&](const KnobVariable& other) { return other.value == flag; });
+        if (!ours) own += (own.empty() ? "" : " ") + flag;
+      }
+      if (!own.empty()) arm->environment[name] = own;
+    }
+  }
+}
+
 void read_run(const std::string& path, BisectArm* arm, std::optional<std::string>* step_on) {
   const Manifest manifest = Run::open(path).manifest();
   arm->run = absolute(path);
@@ -62,6 +81,8 @@ void read_run(const std::string& path, BisectArm* arm, std::optional<std::string
   for (const auto& [variable, value] : manifest.environment) {
     if (!is_set_by_forkpoint(manifest, variable)) arm->environment[variable] = value;
   }
+  keep_own_flags(manifest, arm);
+  if (const auto knobs = knobs_of(manifest)) arm->knobs = knob_list(*knobs);
   if (manifest.names_masked) arm->command.clear();
   const bool is_replay = std::any_of(manifest.notes.begin(), manifest.notes.end(),
                                      [](const std::string& note) { return note.starts_with("replayed from "); });
@@ -85,6 +106,7 @@ BisectArm read_arm(const Arguments& arguments, size_t position, const char* name
     set_command(*text, option.c_str(), &arm);
     arm.working_directory = fs::current_path().string();
   }
+  if (const auto knobs = read_knobs(arguments, "bisect")) arm.knobs = knob_list(*knobs);
   if (arm.command.empty()) {
     throw UsageError(
         arm.run.empty() ? fmt::format("bisect: {} is missing.", option)
@@ -137,6 +159,7 @@ Json to_json(const BisectArm& arm) {
           {"command", arm.command},
           {"working_directory", arm.working_directory},
           {"environment", arm.environment},
+          {"knobs", arm.knobs ? Json(*arm.knobs) : Json()},
           {"checkpoints", arm.checkpoints}};
 }
 
@@ -148,6 +171,7 @@ BisectArm arm_from(const Json& json, const char* name) {
   json.at("working_directory").get_to(arm.working_directory);
   json.at("environment").get_to(arm.environment);
   json.at("checkpoints").get_to(arm.checkpoints);
+  if (const auto knobs = json.find("knobs"); knobs != json.end() && !knobs->is_null()) arm.knobs = knobs->get<std::string>();
   return arm;
 }
 

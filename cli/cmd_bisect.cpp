@@ -37,7 +37,7 @@ void make_folder(const std::string& folder) {
 
 void check_alone(const Arguments& arguments) {
   for (const char* option : {"good", "bad", "checkpoint", "bad-checkpoint", "checkpoint-pattern", "preset", "steps",
-                             "script", "level", "tries", "step-on", "timeout", "show-output"}) {
+                             "script", "level", "tries", "deterministic", "step-on", "timeout", "show-output"}) {
     if (arguments.has(option))
       throw UsageError(fmt::format("bisect: --resume goes without --{}: the log says it.", option));
   }
@@ -153,6 +153,8 @@ const Verb& bisect_verb() {
                   {"output", 'o', "DIR", "folder to make (default: runs/bisect-YYYYmmdd-HHMMSS)"},
                   {"log", 0, "FILE", "the log (default: DIR/bisect.jsonl)"},
                   {"resume", 0, "", "go on with a bisect that was cut short, by its log"},
+                  {"deterministic", 0, "[=KNOBS]",
+                   "make both commands repeat themselves, as in `record` (default: as the runs were recorded)"},
                   {"step-on", 0, "REGEX", "a step begins with each kernel or NVTX range whose name matches"},
                   {"timeout", 0, "SECONDS", "how long no step may begin before a job is ended (1800; 0: for ever)"},
                   {"show-output", 0, "", "the jobs' output to stderr instead of job.log of each run"},

@@ -9,6 +9,7 @@
 
 #include "cli/check_report.h"
 #include "cli/job.h"
+#include "cli/knob_options.h"
 #include "cli/recording_options.h"
 #include "cli/terminal.h"
 #include "cli/verbs.h"
@@ -58,6 +59,7 @@ CheckRequest request_from(const Arguments& arguments) {
   if (recording.run_directory.empty()) recording.run_directory = default_run_directory("check");
   recording.step_on = arguments.value("step-on");
   if (recording.step_on) check_step_on(*recording.step_on, "check");
+  recording.knobs = read_knobs(arguments, "check");
   if (const auto text = arguments.value("timeout"))
     request.job.patience = std::chrono::seconds(parse_count(*text, "--timeout", 0));
   request.job.show_output = arguments.has("show-output");
@@ -228,8 +230,8 @@ const Verb& check_verb() {
           "(GPU, versions, world size, variables): where they differ and something of that does too, the answer is\n"
           "incomparable, not diverged; equal digests are identical on any machine. --update makes REF anew and says "
           "what\n"
-          "changed; it is refused for a run that ended early or lost anything. Nothing is switched on to make CMD\n"
-          "deterministic. CMD writes to RUN/job.log. Exit status: 0 identical (or updated), 1 diverged, 2 trouble or\n"
+          "changed; it is refused for a run that ended early or lost anything. --deterministic switches on what makes\n"
+          "CMD repeat itself; without it nothing is. CMD writes to RUN/job.log. Exit status: 0 identical (or updated), 1 diverged, 2 trouble or\n"
           "incomparable.",
       .options = {{"reference", 0, "REF", "the file to compare with"},
                   {"steps", 0, "N", "how many steps (default: as REF; 10 for a new one)"},
@@ -238,6 +240,7 @@ const Verb& check_verb() {
                   {"junit", 0, "FILE", "write a JUnit file: one testcase a group of records"},
                   {"summary", 0, "FILE", "append a short Markdown summary to this file"},
                   {"output", 'o', "RUN", "folder to make (default: runs/check-YYYYmmdd-HHMMSS)"},
+                  kDeterministicOption,
                   {"step-on", 0, "REGEX", "a step begins with each kernel or NVTX range whose name matches"},
                   {"timeout", 0, "SECONDS", "how long no step may begin before the job is ended (1800; 0: for ever)"},
                   {"show-output", 0, "", "the job's output to stderr instead of RUN/job.log"}},

@@ -7,6 +7,7 @@
 
 #include "cli/certify.h"
 #include "cli/fresh_folders.h"
+#include "cli/knob_options.h"
 #include "cli/probe_file.h"
 #include "cli/recording.h"
 #include "cli/recording_options.h"
@@ -55,6 +56,7 @@ RecordingRequest request_from(const Arguments& arguments) {
   request.step_on = arguments.value("step-on");
   if (request.step_on) check_step_on(*request.step_on, "record");
   if (const auto text = arguments.value("ops")) request.ops = parse_ops(*text, request.level, "record");
+  request.knobs = read_knobs(arguments, "record");
   read_launch_options(arguments, &request);
   if (const auto text = arguments.value("save-operands")) request.save = parse_operands(*text, "--save-operands");
   if (request.save && request.mask_names) {
@@ -106,6 +108,7 @@ void report(const RecordingRequest& request, const Recorded& recorded, const Tar
   print_note(fmt::format("{}: {}, {}{}, {}, {}{}", request.run_directory, counted(recorded.ranks, "rank"),
                          counted(recorded.steps, "step"), range, counted(recorded.records, "record"), launches,
                          human_size(recorded.size_bytes)));
+  say_not_deterministic(recorded);
   if (!recorded.writing_ranks.empty()) {
     print_warning(fmt::format("the command has ended, but {} still {}: the run is not whole before that ends.",
                               some_ranks(recorded.writing_ranks), recorded.writing_ranks.size() == 1 ? "writes" : "write"));
@@ -151,6 +154,7 @@ int record(const Arguments& arguments) {
   const std::string probe = find_probe();
   if (request.run_directory.empty()) request.run_directory = default_run_directory(request.command.front());
   if (request.level == Level::launch) request.fixed_addresses = fix_addresses();
+  say_knobs(request);
   const FreshFolders fresh(request.run_directory);
   const std::string plain = arguments.has("certify") ? record_plain(request, probe) : "";
   create_run(request.run_directory, manifest_before(request));
@@ -200,6 +204,7 @@ const Verb& record_verb() {
                   {"step-on", 0, "REGEX", "a step begins with each kernel or NVTX range whose name matches"},
                   {"ops", 0, "GLOBS",
                    "layer level and up: PyTorch's ops inside of these layers too, forward and backward ('*': all)"},
+                  kDeterministicOption,
                   {"watch", 0, "WHAT", "nan,replicas: look while CMD runs: values that become non-finite; ranks that no longer agree"},
                   {"on-trigger", 0, "warn|stop|deepen",
                    "what is done then: say it (default); end CMD, exit status 124; record the next steps by layer"},
@@ -217,6 +222,8 @@ const Verb& record_verb() {
                     "a named run, fine enough to name a layer; RANK or its like tells the ranks apart"},
                    {"forkpoint record -o runs/fine --level launch --step-on optimizer -- python train.py",
                    "every kernel launch of a script that nobody edited; a step begins with each range named optimizer"},
+                   {"forkpoint record --deterministic -o runs/twin -- python train.py",
+                    "with all that makes a job repeat itself; `forkpoint show` lists what is in force"},
                    {"forkpoint record --watch nan,replicas --on-trigger stop -- torchrun --nproc-per-node 8 train.py",
                     "ends the job at the first NaN, or when its replicas come apart, and says where"}},
       .takes_command = true,

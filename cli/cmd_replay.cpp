@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/job_command.h"
+#include "cli/knob_options.h"
 #include "cli/recording_options.h"
 #include "cli/replay.h"
 #include "cli/report.h"
@@ -55,6 +56,8 @@ ReplayRequest request_from(const Arguments& arguments, const std::optional<Manif
   if (recording.inputs && recording.level != Level::launch) throw UsageError("replay: --inputs needs --level launch.");
   if (recording.level == Level::launch) recording.fixed_addresses = fix_addresses();
   if (const auto ops = arguments.value("ops")) recording.ops = parse_ops(*ops, recording.level, "replay");
+  recording.knobs = read_knobs(arguments, "replay");
+  if (!recording.knobs && against) recording.knobs = knobs_of(*against);
   if (const auto text = arguments.value("timeout"))
     request.patience = std::chrono::seconds(parse_count(*text, "--timeout", 0));
   request.show_output = arguments.has("show-output");
@@ -125,6 +128,7 @@ const Verb& replay_verb() {
                   {"ops", 0, "GLOB", "also the framework ops inside the layers that match"},
                   kRanksOption,
                   {"step-on", 0, "REGEX", "a step begins with each kernel or NVTX range whose name matches"},
+                  {"deterministic", 0, "[=KNOBS]", "make CMD repeat itself, as in `record` (default: as --against)"},
                   {"inputs", 0, "", "launch level: digests right before each launch too"},
                   {"timeout", 0, "SECONDS", "how long no step may begin before the job is ended (1800; 0: for ever)"},
                   {"show-output", 0, "", "the job's output to stderr instead of RUN/job.log"},

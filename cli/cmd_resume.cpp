@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/job_command.h"
+#include "cli/knob_options.h"
 #include "cli/recording_options.h"
 #include "cli/replay.h"
 #include "cli/report.h"
@@ -62,6 +63,7 @@ ResumeRequest request_from(const Arguments& arguments) {
   request.recording.level = parse_level(arguments.value("level").value_or("step"), "resume");
   request.recording.step_on = arguments.value("step-on");
   if (request.recording.step_on) check_step_on(*request.recording.step_on, "resume");
+  request.recording.knobs = read_knobs(arguments, "resume");
   if (const auto text = arguments.value("timeout"))
     request.patience = std::chrono::seconds(parse_count(*text, "--timeout", 0));
   request.show_output = arguments.has("show-output");
@@ -238,6 +240,7 @@ const Verb& resume_verb() {
                   {"checkpoint-pattern", 0, "P", "name of a checkpoint, for other layouts: 'ckpt_{step}.pt'"},
                   {"output", 'o', "RUNS", "folder to make (default: runs/resume-YYYYmmdd-HHMMSS)"},
                   {"level", 0, "step|layer|launch", "how fine (default: step)"},
+                  kDeterministicOption,
                   {"step-on", 0, "REGEX", "a step begins with each kernel or NVTX range whose name matches"},
                   {"timeout", 0, "SECONDS", "how long no step may begin before a job is ended (1800; 0: for ever)"},
                   {"show-output", 0, "", "the jobs' output to stderr instead of job.log of each run"},

@@ -14,6 +14,7 @@
 #include "cli/fresh_folders.h"
 #include "cli/job_boards.h"
 #include "cli/job_signals.h"
+#include "cli/knob_options.h"
 #include "cli/probe_file.h"
 #include "cli/processes.h"
 #include "cli/terminal.h"
@@ -108,6 +109,7 @@ class Runner {
     end_processes(result);
     const Progress progress = progress_of(boards_.read());
     result->first_step = progress.first_step;
+    result->times = boards_.step_times();
     if (progress.first_step >= 0) {
       result->steps_run =
           std::max<int64_t>(0, std::min(progress.last_step, request_.stop_after) - progress.first_step + 1);
@@ -329,6 +331,7 @@ EnvironmentChanges environment_of(const JobRequest& request) {
 }  // namespace
 
 JobResult run_job(const JobRequest& request) {
+  say_knobs(request.recording);
   const EnvironmentChanges environment = environment_of(request);
   const std::string& folder = request.recording.run_directory;
   const FreshFolders fresh(folder);

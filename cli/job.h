@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 
+#include "cli/job_boards.h"
 #include "cli/recording.h"
 
 namespace forkpoint {
@@ -41,6 +42,7 @@ struct JobResult {
   Recorded recorded;
   int64_t first_step = -1;  // that the job began; -1: none
   int64_t steps_run = 0;    // from there on, recorded or not
+  std::vector<StepTimes> times;  // of the ranks that ran here: by the probe's marks, also of steps that were not recorded
   double seconds = 0;       // from the start of the command to the end of its last process
 };
 

@@ -8,11 +8,14 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "lib/step_times.h"
+
 namespace forkpoint {
 namespace fs = std::filesystem;
 namespace {
 
 using contract::StopBoard;
+using contract::TimedStopBoard;
 
 template <typename T>
 T load(const T& field) {
@@ -25,21 +28,21 @@ StopBoard* map_board(const std::string& path) {
   if (file < 0) return nullptr;
   struct stat status = {};
   void* memory = MAP_FAILED;
-  if (fstat(file, &status) == 0 && status.st_size == sizeof(StopBoard)) {
-    memory = mmap(nullptr, sizeof(StopBoard), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (fstat(file, &status) == 0 && status.st_size == sizeof(TimedStopBoard)) {
+    memory = mmap(nullptr, sizeof(TimedStopBoard), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   }
   close(file);
   if (memory == MAP_FAILED) return nullptr;
   auto* board = static_cast<StopBoard*>(memory);
   if (load(board->magic) == StopBoard::kMagic) return board;
-  munmap(memory, sizeof(StopBoard));
+  munmap(memory, sizeof(TimedStopBoard));
   return nullptr;
 }
 
 }  // namespace
 
 JobBoards::~JobBoards() {
-  for (const auto& [path, board] : boards_) munmap(board, sizeof(StopBoard));
+  for (const auto& [path, board] : boards_) munmap(board, sizeof(TimedStopBoard));
   std::error_code ignored;
   for (fs::directory_iterator entry(run_directory_, ignored), end; !ignored && entry != end; entry.increment(ignored)) {
     std::error_code unremoved;
@@ -68,6 +71,22 @@ std::vector<BoardState> JobBoards::read() {
     states.push_back(state);
   }
   return states;
+}
+
+std::vector<StepTimes> JobBoards::step_times() const {
+  std::vector<StepTimes> all;
+  for (const auto& [path, board] : boards_) {
+    const auto* timed = reinterpret_cast<const TimedStopBoard*>(board);
+    StepTimes times;
+    times.rank = load(board->rank);
+    const int64_t last = load(board->step), first = std::max(load(board->first_step), last - TimedStopBoard::kTimes + 1);
+    for (int64_t step = first; step <= last; ++step) {
+      const int64_t begun_ns = load(timed->begun_ns[step % TimedStopBoard::kTimes]);
+      if (begun_ns != 0) times.begun_ns[step] = begun_ns;
+    }
+    all.push_back(std::move(times));
+  }
+  return all;
 }
 
 void JobBoards::stop_soon(int64_t steps_more) {

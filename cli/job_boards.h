@@ -19,6 +19,12 @@ struct BoardState {
   uint32_t state = 0;  // StopBoard::State
 };
 
+// When steps began on one rank, in nanoseconds of a clock of the machine: those that the board still has.
+struct StepTimes {
+  int rank = 0;
+  std::map<int64_t, int64_t> begun_ns;  // by step
+};
+
 class JobBoards {
  public:
   explicit JobBoards(std::string run_directory) : run_directory_(std::move(run_directory)) {}
@@ -28,6 +34,7 @@ class JobBoards {
 
   // All there are now, new ones too.
   std::vector<BoardState> read();
+  std::vector<StepTimes> step_times() const;  // of the boards that read() has seen
   // Has every rank stop behind the step that the furthest one is in, or so many steps later: where a step takes less time
   // than this does, a rank may be past it by then.
   void stop_soon(int64_t steps_more = 0);

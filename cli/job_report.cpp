@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "cli/job.h"
+#include "cli/knob_options.h"
 #include "cli/terminal.h"
 
 namespace forkpoint {
@@ -36,6 +37,7 @@ std::string cost_of(int64_t steps, double seconds) {
 
 void report_job(const JobRequest& request, const JobResult& result) {
   for (const std::string& problem : result.recorded.problems) print_warning(problem);
+  say_not_deterministic(result.recorded);
   if (!result.recorded.died_ranks.empty() && result.end != JobEnd::short_of) {
     print_warning(fmt::format("ranks {} did not end their streams; what was written until then can be read.",
                               fmt::join(result.recorded.died_ranks, ", ")));

@@ -11,6 +11,7 @@
 #include <set>
 #include <thread>
 
+#include "cli/knob_options.h"
 #include "cli/machine.h"
 #include "cli/probe_file.h"
 #include "lib/cause_facts.h"
@@ -42,7 +43,12 @@ Manifest manifest_before(const RecordingRequest& request) {
   manifest.working_directory = request.mask_names ? "(masked)" : fs::current_path().string();
   manifest.environment = numeric_environment();
   manifest.versions = machine_versions();
-  for (const auto& [variable, value] : allocator_changes(request)) {
+  EnvironmentChanges ours = allocator_changes(request);
+  if (const auto plan = knob_plan(request)) {
+    set_recorded_knobs(recorded_knobs(*plan), &manifest);
+    ours.insert(plan->changes.begin(), plan->changes.end());
+  }
+  for (const auto& [variable, value] : ours) {
     manifest.environment[variable] = *value;
     manifest.versions["set by forkpoint"] +=
         (manifest.versions["set by forkpoint"].empty() ? "" : ", ") + fmt::format("{}={}", variable, *value);
@@ -52,6 +58,7 @@ Manifest manifest_before(const RecordingRequest& request) {
   if (request.step_on && !request.mask_names) options.insert(options.end(), {"--step-on", *request.step_on});
   if (!request.ops.empty() && !request.mask_names) options.insert(options.end(), {"--ops", request.ops});
   if (request.keep_allocators) options.push_back("--keep-allocators");
+  if (request.knobs) options.push_back("--deterministic=" + knob_list(*request.knobs));
   if (!options.empty()) manifest.versions["recorded with"] = shell_words(options);
   if (request.level == Level::launch) manifest.versions["addresses"] = request.fixed_addresses ? "fixed" : "randomised";
   manifest.gpus = gpu_names();
@@ -82,6 +89,10 @@ EnvironmentChanges contract_environment(const RecordingRequest& request, const s
   for (const char* variable : {kSteps, kRanks, kEvery, kMaxSizeBytes, kMaskNames, kFirstStep, kInputs, kStepOn, kRetry, kLaunch, kSave,
                                kSequence, kStopAfter, kOps, kWatch, kOnTrigger, kDeterministic}) {
     changes[variable] = std::nullopt;
+  }
+  if (const auto plan = knob_plan(request)) {
+    for (const auto& [variable, value] : plan->changes) changes[variable] = value;
+    if (const std::string names = plan->in_force(); !names.empty()) changes[kDeterministic] = names;
   }
   changes[kRun] = fs::absolute(request.run_directory).lexically_normal().string();
   changes[kLevel] = std::string(name(request.level));
@@ -185,6 +196,13 @@ void count(const Run& run, Recorded* recorded) {
     if (stream->state() == StreamState::recording) recorded->writing_ranks.push_back(stream->header().rank);
     if (stream->state() == StreamState::died) recorded->died_ranks.push_back(stream->header().rank);
   }
+  std::set<std::string> not_deterministic;
+  for (const auto& stream : run.streams()) {
+    for (const CoverageLimit& limit : stream->coverage_limits()) {
+      if (limit.what.starts_with(kNotDeterministic) || limit.what.starts_with(kDeterministicMode)) not_deterministic.insert(limit.what);
+    }
+  }
+  recorded->not_deterministic.assign(not_deterministic.begin(), not_deterministic.end());
   recorded->ranks = run.streams().size();
   recorded->steps = steps.size();
   if (!steps.empty()) recorded->first_step = *steps.begin(), recorded->last_step = *steps.rbegin();

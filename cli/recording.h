@@ -8,6 +8,7 @@
 
 #include "cli/arguments.h"
 #include "cli/target.h"
+#include "lib/knobs.h"
 #include "lib/run.h"
 
 namespace forkpoint {
@@ -46,6 +47,7 @@ struct RecordingRequest {
   std::vector<std::string> notes;            // sentences for the manifest
   WatchRequest watch;
   bool keep_allocators = false;              // leave the frameworks' own allocators as they are
+  std::optional<Knobs> knobs;                // of deterministic mode; nothing: it was not asked for
   std::optional<std::string> save;           // whose operands are saved (lib/probe_contract.h, kSave)
   std::vector<std::string> command;
 };
@@ -69,6 +71,7 @@ struct Recorded {
   std::vector<int> missing_ranks, writing_ranks, died_ranks;
   std::vector<std::string> retry;  // what came of --retry, in sentences
   bool retry_failed = false;       // on some rank
+  std::vector<std::string> not_deterministic;  // of deterministic mode: what still cannot repeat, and knobs that did not hold
   std::vector<std::string> problems;
 };
 // Reads the streams, gives those that are still being written a moment to end, completes the manifest from them and

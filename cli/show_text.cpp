@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cli/show.h"
+#include "lib/run_knobs.h"
 #include "lib/verdict_text.h"
 
 namespace forkpoint {
@@ -49,6 +50,7 @@ class OverviewText {
     if (overview_.launches != 0) line("launches", launches());
     line("records", fmt::format("{}, {} hashed, {} on disk", grouped(overview_.records),
                                 human_size(overview_.bytes_hashed), human_size(overview_.size_bytes)));
+    list("knobs", knobs());
     list("note", overview_.manifest.notes);
     list("gap", overview_.gaps);
     list("not seen", overview_.limits);
@@ -96,6 +98,24 @@ class OverviewText {
     line("versions", fmt::format("{}", fmt::join(versions, ", ")));
     std::vector<std::string> merged = manifest.merged_from;
     line("merged", fmt::format("{}", fmt::join(merged, ", ")));
+  }
+
+  // Those of deterministic mode: in force, and not.
+  std::vector<std::string> knobs() const {
+    std::vector<std::string> lines(1), problems;
+    const std::vector<RecordedKnob> knobs = recorded_knobs(overview_.manifest);
+    for (const RecordedKnob& knob : knobs) {
+      if (!knob.in_force()) {
+        problems.push_back(knob.problem);
+        continue;
+      }
+      const std::string kept = knob.state == "kept" ? ", the user's own" : "";
+      lines[0] += fmt::format("{}{} ({}{})", lines[0].empty() ? "" : ", ", knob.name, knob.value, kept);
+    }
+    if (knobs.empty()) return {};
+    lines[0] = lines[0].empty() ? "none in force" : "in force: " + lines[0];
+    lines.insert(lines.end(), problems.begin(), problems.end());
+    return lines;
   }
 
   std::string ranks() const {

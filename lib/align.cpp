@@ -9,6 +9,7 @@
 #include "lib/align_steps.h"
 #include "lib/diff_match.h"
 #include "lib/evaluation.h"
+#include "lib/knobs.h"
 #include "lib/verdict_text.h"
 
 namespace forkpoint {
@@ -191,8 +192,9 @@ void collect_coverage_limits(const Run& a, const Run& b, bool must_be_alike, Ali
   for (const auto& [text, in] : seen) {
     const std::string one_sided = fmt::format("{} (declared in run {} only)", text, in == 1 ? 'A' : 'B');
     out->limits.push_back(in == 3 ? text : one_sided);
+    const bool says_nothing_unseen = text.starts_with(kEvaluationLimit) || text.starts_with(kNotDeterministic) || text.starts_with(kDeterministicMode);
     // What one run has not seen, the other has: nothing says that it is equal.
-    if (in != 3 && must_be_alike && !text.starts_with(kEvaluationLimit)) out->blockers.push_back("not seen: " + one_sided);
+    if (in != 3 && must_be_alike && !says_nothing_unseen) out->blockers.push_back("not seen: " + one_sided);
   }
 }
 

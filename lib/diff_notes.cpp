@@ -7,6 +7,7 @@
 #include <set>
 
 #include "lib/cause_facts.h"
+#include "lib/run_knobs.h"
 #include "lib/verdict_text.h"
 
 namespace forkpoint {
@@ -28,6 +29,14 @@ void compare_facts(const Facts& a, const Facts& b, const std::string& what, std:
 
 bool is_coordinate(const std::string& fact) {
   return (fact.size() > 5 && (fact.ends_with("_rank") || fact.ends_with("_size"))) || fact.starts_with("process group ");
+}
+
+// But for what forkpoint was told and did: variables and knobs say that themselves.
+Facts versions_of(const Run& run) {
+  Facts versions = run.manifest().versions;
+  versions.erase("recorded with");
+  versions.erase("set by forkpoint");
+  return versions;
 }
 
 std::string list_text(const std::vector<std::string>& list) {
@@ -86,7 +95,12 @@ std::vector<std::string> sentences_of(const std::map<StructureKey, StructureEntr
 std::vector<std::string> environment_differences(const Run& a, const Run& b) {
   std::vector<std::string> out;
   compare_facts(a.manifest().environment, b.manifest().environment, "", &out);
-  compare_facts(a.manifest().versions, b.manifest().versions, "version of ", &out);
+  compare_facts(versions_of(a), versions_of(b), "version of ", &out);
+  const auto knobs = [](const Run& run) {
+    const std::string names = knobs_in_force(run.manifest());
+    return names.empty() ? std::string("none") : names;
+  };
+  if (knobs(a) != knobs(b)) out.push_back(fmt::format("knobs of deterministic mode: {} in run A, {} in run B", knobs(a), knobs(b)));
   const std::string gpus_a = list_text(a.manifest().gpus), gpus_b = list_text(b.manifest().gpus);
   if (gpus_a != gpus_b) out.push_back(fmt::format("GPUs: {} in run A, {} in run B", gpus_a, gpus_b));
   std::map<std::string, std::set<int>> by_text;  // the same on many ranks is said once

@@ -13,6 +13,7 @@
 #include "lib/cause_facts.h"
 #include "lib/diff_step.h"
 #include "lib/error.h"
+#include "lib/run_knobs.h"
 #include "lib/run_steps.h"
 #include "lib/verdict_text.h"
 
@@ -200,6 +201,8 @@ std::map<std::string, std::string> dependencies_of(const Run& run, int64_t first
     // The system's kernel changes no number, and what forkpoint's version could change is in the digest's.
     if (name != "forkpoint" && name != "kernel") out[name] = value;
   }
+  // A reference that was made without, and before there were any, has no such line.
+  if (const std::string knobs = knobs_in_force(manifest); !knobs.empty()) out["knobs"] = knobs;
   std::set<std::string> devices;
   for (const auto& stream : run.streams()) devices.insert(stream->header().device);
   out["device"] = joined(devices);

@@ -145,8 +145,9 @@ bool is_numeric_environment(std::string_view variable) {
       "TRITON_", "OMP_",     "MKL_",   "OPENBLAS_",      "ONEDNN_", "DNNL_",     "GOTO_",
       "BLIS_",   "KMP_",     "GOMP_",  "NUMEXPR_",       "HIP_",    "ROCBLAS_",  "MIOPEN_",
       "VECLIB_", "NVSHMEM_"};
-  constexpr std::array<std::string_view, 5> kNames = {
-      "PYTHONHASHSEED", "GLIBC_TUNABLES", "FLASH_ATTENTION_DETERMINISTIC", "ACCELERATE_MIXED_PRECISION", "MALLOC_PERTURB_"};
+  constexpr std::array<std::string_view, 6> kNames = {
+      "PYTHONHASHSEED",  "GLIBC_TUNABLES", "FLASH_ATTENTION_DETERMINISTIC", "ACCELERATE_MIXED_PRECISION",
+      "MALLOC_PERTURB_", "MAMBA_DETERMINISTIC"};
   // A run may be passed on: nothing that looks like a secret goes in. (TF_ is also Terraform's prefix.)
   for (std::string_view secret : {"TOKEN", "SECRET", "PASSWORD", "API_KEY", "CREDENTIAL", "TF_VAR_"}) {
     if (variable.find(secret) != std::string_view::npos) return false;

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -9,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "lib/step_times.h"
 #include "probes/os.h"
 #include "probes/settings.h"
 
@@ -16,6 +18,7 @@ namespace forkpoint {
 namespace {
 
 using contract::StopBoard;
+using contract::TimedStopBoard;
 
 constexpr int64_t kLongestHoldNs = 10'000'000'000;
 constexpr int64_t kSliceNs = 50'000'000;
@@ -39,9 +42,9 @@ void* map_new_file(const char* path) {
   const int file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (file < 0) return nullptr;
   // Written and not only made longer: on a full disk a page without a place behind it would raise SIGBUS in the host.
-  const StopBoard empty = {};
+  const TimedStopBoard empty = {};
   const bool sized = write(file, &empty, sizeof(empty)) == static_cast<ssize_t>(sizeof(empty));
-  void* memory = sized ? mmap(nullptr, sizeof(StopBoard), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) : MAP_FAILED;
+  void* memory = sized ? mmap(nullptr, sizeof(empty), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) : MAP_FAILED;
   const int error = errno;
   close(file);
   if (memory == MAP_FAILED) unlink(path);
@@ -49,17 +52,25 @@ void* map_new_file(const char* path) {
   return memory == MAP_FAILED ? nullptr : memory;
 }
 
+// The first time that it begins counts.
+void note_time(StopBoard* board, int64_t step) {
+  static_assert(offsetof(TimedStopBoard, board) == 0);
+  int64_t& begun_ns = reinterpret_cast<TimedStopBoard*>(board)->begun_ns[step % TimedStopBoard::kTimes];
+  if (load(board->step) != step || load(begun_ns) == 0) store(begun_ns, now_ns());
+}
+
 }  // namespace
 
 StopBoard* Stop::make(const Settings& settings, int rank, int world_size, int64_t step) const {
   char path[sizeof(settings.run_directory) + 64];
   snprintf(path, sizeof(path), "%s/%s%05d-%d", settings.run_directory, StopBoard::kPrefix, rank, getpid());
-  auto* board = static_cast<StopBoard*>(map_new_file(path));
-  if (!board) {
+  auto* file = static_cast<TimedStopBoard*>(map_new_file(path));
+  if (!file) {
     say("%s cannot be made (%s): behind step %ld this rank goes on unrecorded", path, strerror(errno),
         static_cast<long>(settings.stop_after));
     return nullptr;
   }
+  StopBoard* board = &file->board;
   board->rank = rank;
   board->world_size = world_size;
   board->pid = getpid();
@@ -75,7 +86,9 @@ void Stop::begin_step(const Settings& settings, int rank, int world_size, int64_
     last_.store(settings.stop_after);
   }
   StopBoard* board = board_.load(std::memory_order_acquire);
-  if (board) store(board->step, step);
+  if (!board) return;
+  note_time(board, step);
+  store(board->step, step);
 }
 
 int64_t Stop::stop_after() const {

@@ -235,9 +235,14 @@ void torch_is_imported() {
 
 void torch_bridge_is_awake(bool well) { bridge_state.store(well ? BridgeState::awake : BridgeState::failed); }
 
+bool records_torch(const Settings& read) {
+  const bool other_rank = read.state == Settings::State::ready && read.rank >= 0 && !read.wants_rank(read.rank);
+  return read.torch && !other_rank;
+}
+
 void install_torch_bridge(const Settings& read) {
-  if (read.state == Settings::State::malformed || !read.torch) return;
-  if (read.state == Settings::State::ready && read.rank >= 0 && !read.wants_rank(read.rank)) return;
+  if (read.state == Settings::State::malformed) return;
+  if (!records_torch(read) && read.knobs[0] == '\0') return;  // ranks that are not recorded have to repeat as well
   is_initialized = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "Py_IsInitialized"));
   add_pending_call = reinterpret_cast<decltype(add_pending_call)>(dlsym(RTLD_DEFAULT, "Py_AddPendingCall"));
   if (!is_initialized || !add_pending_call) return;

@@ -17,6 +17,8 @@ struct Settings;
 // thread waits until the interpreter is up (10 s at most), has its main thread run the installation, and ends: it has ended
 // before a line of the bridge runs, and before a fork of the process goes on.
 void install_torch_bridge(const Settings& settings);
+// false: the bridge records nothing in this process; it may be there for deterministic mode all the same.
+bool records_torch(const Settings& settings);
 // Why it could not be installed, once, on stderr; nothing where it was. For the first record: a Python that records nothing
 // stays silent.
 void say_bridge_problem();

@@ -424,8 +424,10 @@ bool add_constants(PythonObject* module, const Settings& settings) {
   static constexpr const char* kOnTrigger[] = {"warn", "stop", "deepen"};  // in the order of OnTrigger
   return set(module, "SLEEPS", api->boolean(settings.state == Settings::State::unset)) &&
          set(module, "LEVEL", api->PyLong_FromLongLong(static_cast<int>(settings.level))) &&
-         set(module, "OPS", api->PyUnicode_FromString(settings.ops)) &&
          set(module, "KNOBS", api->PyUnicode_FromString(settings.knobs)) &&
+         set(module, "RANK", api->PyLong_FromLongLong(settings.rank)) &&
+         set(module, "RECORDS", api->boolean(records_torch(settings))) &&
+         set(module, "OPS", api->PyUnicode_FromString(settings.ops)) &&
          set(module, "FIRST_STEP", api->PyLong_FromLongLong(settings.first_step)) &&
          set(module, "WATCH", api->PyUnicode_FromString(watch_text(settings))) &&
          set(module, "ON_TRIGGER", api->PyUnicode_FromString(kOnTrigger[static_cast<int>(settings.on_trigger)]));

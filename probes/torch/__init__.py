@@ -59,9 +59,20 @@ def _start():
         _native.gap(words)  # noqa: F821
 
 
+def _start_deterministic():
+    try:
+        from . import deterministic
+
+        deterministic.start()
+    except Exception as error:
+        _native.say(f"deterministic mode does not work in this process: {type(error).__name__}: {error}")  # noqa: F821
+
+
 __spec__ = ModuleSpec(__name__, _Sources, is_package=True)
 __loader__ = _Sources
 sys.meta_path.append(_Sources)
+if _native.KNOBS:  # noqa: F821
+    _start_deterministic()
 if "torch" in sys.modules:
     _start()
 else:

@@ -85,11 +85,11 @@ def _install(late):
     global _installed
     try:
         _installed = False
-        if "torch-kernels" in native.KNOBS.split(","):
-            from . import kernels
+        if native.KNOBS:
+            from . import deterministic
 
-            kernels.install(sys.modules["torch"], native)
-        _installed = _install_hooks(late) is not False
+            deterministic.install(sys.modules["torch"], late)
+        _installed = native.RECORDS and _install_hooks(late) is not False
         if native.SLEEPS:
             native.awake(_installed)
     except Exception as error:
@@ -123,6 +123,10 @@ def _install_hooks(late):
         from . import parallel
 
         parallel.install()
+    if native.KNOBS:
+        from . import deterministic
+
+        deterministic.watch()
     if native.OPS:
         from . import ops
 

@@ -140,6 +140,7 @@ Trains a small GPT on bytes, data-parallel, bit by bit reproducible.
                            plant a fault; may be given several times. Not given: rank 0, layer 0, module mlp.fc1.
     bitflip                one bit; target=weight, activation or grad (grad)
     reorder                a sum in another order: with rank, in its forward pass; without, the average over ranks
+    unordered              a forward sum in an order chosen anew each step; not with CUBLAS_WORKSPACE_CONFIG=:4096:8 (no step)
     data                   another batch
     dropout-seed           another dropout seed from this step on
     lr                     learning rate times 1.0001, on all ranks or on one
