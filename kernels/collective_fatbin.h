@@ -1,4 +1,5 @@
-// The kernels of the deterministic collectives as a fat binary inside the program, as kernels/digest_fatbin.h has the digests'.
+// The kernels of the deterministic collectives as a fat binary inside the program, as kernels/digest_fatbin.h has the
+// digests'.
 #pragma once
 
 #include <cstddef>

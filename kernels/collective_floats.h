@@ -1,7 +1,7 @@
-// The floating-point formats of 16 and 8 bits, to and from fp32, with the same bits on host and device. To fp32 is exact.
-// From fp32 rounds to the nearest, ties to even; every NaN becomes the one NaN of the format (sign clear, all other bits
-// set), so that no hardware's choice of a payload shows. fp16 and bf16 overflow to infinity; the 8-bit formats saturate
-// at their largest value, as NCCL's do (infinity too).
+// The floating-point formats of 16 and 8 bits, to and from fp32, with the same bits on host and device. To fp32 is
+// exact. From fp32 rounds to the nearest, ties to even; every NaN becomes the one NaN of the format (sign clear, all
+// other bits set), so that no hardware's choice of a payload shows. fp16 and bf16 overflow to infinity; the 8-bit
+// formats saturate at their largest value, as NCCL's do (infinity too).
 #pragma once
 
 #include <cstdint>
@@ -25,8 +25,8 @@ FORKPOINT_HD inline To bits_as(From from) {
   return to;
 }
 
-// Sign, exponent, `kFraction` bits of fraction; `kLargest` is the code of the largest value, `kOverflow` what a larger one
-// becomes.
+// Sign, exponent, `kFraction` bits of fraction; `kLargest` is the code of the largest value, `kOverflow` what a larger
+// one becomes.
 template <typename Code, int kFraction, int kBias, uint32_t kLargest, uint32_t kOverflow>
 struct NarrowFloat {
   using Stored = Code;

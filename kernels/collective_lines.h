@@ -1,11 +1,13 @@
-// The low-latency protocol (collective_staging.h): each line carries 8 bytes of data and, in both halves, the number of the
-// call, so that whoever reads it knows by itself that it is there.
+// The low-latency protocol (collective_staging.h): each line carries 8 bytes of data and, in both halves, the number of
+// the call, so that whoever reads it knows by itself that it is there.
 //
-// Two sets of lines in turn are enough: a rank that is in call k has heard from every rank in call k-1, so all of them have
-// left call k-2, whose lines it writes now. A block's lines and its count of calls are its own, whatever the size of a call.
+// Two sets of lines in turn are enough: a rank that is in call k has heard from every rank in call k-1, so all of them
+// have left call k-2, whose lines it writes now. A block's lines and its count of calls are its own, whatever the size
+// of a call.
 //
-// A line that no call reached for long still bears an old number. Numbers are told apart for 2 * kLinePeriod calls, and each
-// kLinePeriod calls a rank clears its own lines: those of the other parity, which nobody writes before he has heard of this call.
+// A line that no call reached for long still bears an old number. Numbers are told apart for 2 * kLinePeriod calls, and
+// each kLinePeriod calls a rank clears its own lines: those of the other parity, which nobody writes before he has
+// heard of this call.
 #pragma once
 
 #include "kernels/collective_vectors.h"
@@ -20,8 +22,10 @@ class LineBlock {
   FORKPOINT_HD LineBlock(Machine& machine, const CollectiveParams& call, uint32_t block)
       : machine_(machine), call_(call), block_(block), own_(call.staging[call.rank]) {
     number_ = *reinterpret_cast<const uint64_t*>(own_ + call.shape.calls_done(block)) + 1;
-    if (call.factor_at) factor_ = A::load(*static_cast<const typename A::Stored*>(call.factor_at));
-    else memcpy(&factor_, &call.factor, sizeof(factor_));
+    if (call.factor_at)
+      factor_ = A::load(*static_cast<const typename A::Stored*>(call.factor_at));
+    else
+      memcpy(&factor_, &call.factor, sizeof(factor_));
   }
 
   // share: of all threads of the block.
@@ -81,8 +85,10 @@ class LineBlock {
     RankSum<A, kLineData, kTree> sum;
     for (uint32_t rank = 0; rank < call_.shape.ranks; ++rank) {
       Vector vector = {};
-      if (rank == call_.rank) vector = own_input(rank, offset, bytes);
-      else if (!take_line(own_ + call_.shape.line(block_, number_ & 1, rank, index), &vector)) return false;
+      if (rank == call_.rank)
+        vector = own_input(rank, offset, bytes);
+      else if (!take_line(own_ + call_.shape.line(block_, number_ & 1, rank, index), &vector))
+        return false;
       sum.take(call_.op, factor_, rank, vector);
     }
     if (!is_owner(call_, call_.rank)) return true;
@@ -117,8 +123,10 @@ class LineBlock {
 template <typename Machine, typename A, bool kTree>
 FORKPOINT_HD void add_local(const CollectiveParams& call, Share share) {
   typename A::Value factor;
-  if (call.factor_at) factor = A::load(*static_cast<const typename A::Stored*>(call.factor_at));
-  else memcpy(&factor, &call.factor, sizeof(factor));
+  if (call.factor_at)
+    factor = A::load(*static_cast<const typename A::Stored*>(call.factor_at));
+  else
+    memcpy(&factor, &call.factor, sizeof(factor));
   const uint64_t count = (call.part_bytes + kVectorBytes - 1) / kVectorBytes;
   for (uint64_t index = share.first; index < count; index += share.step) {
     const uint64_t offset = index * kVectorBytes, left = call.part_bytes - offset;

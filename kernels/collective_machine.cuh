@@ -6,8 +6,8 @@
 
 namespace forkpoint::collective {
 
-// Of the 16 warps of a block. What a rank pushes, adds and copies out are equal shares for two ranks; a copy keeps more bytes on
-// their way than an addition.
+// Of the 16 warps of a block. What a rank pushes, adds and copies out are equal shares for two ranks; a copy keeps more
+// bytes on their way than an addition.
 __device__ constexpr Roles device_roles() { return {5, 5, 4}; }
 static_assert(device_roles().count() == kBlockThreads / 32);
 
@@ -22,7 +22,9 @@ class DeviceMachine {
   }
 
   // Past L1, which sees nothing of what other devices write; and nothing here is read twice.
-  __device__ static Vector load_staging(const char* from) { return as_vector(__ldcg(reinterpret_cast<const uint4*>(from))); }
+  __device__ static Vector load_staging(const char* from) {
+    return as_vector(__ldcg(reinterpret_cast<const uint4*>(from)));
+  }
   __device__ static Vector load_program(const char* from) { return load_staging(from); }
   __device__ static void store_staging(char* to, const Vector& vector) {
     *reinterpret_cast<uint4*>(to) = make_uint4(vector.word[0], vector.word[1], vector.word[2], vector.word[3]);
@@ -59,7 +61,8 @@ class DeviceMachine {
       const bool wanted = index < count && index != except;
       for (;;) {
         uint64_t there = value;
-        if (wanted) asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(there) : "l"(base + 8 * index) : "memory");
+        if (wanted)
+          asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(there) : "l"(base + 8 * index) : "memory");
         if (__all_sync(~0u, there >= value)) break;
         if (!keep_waiting()) return false;
       }
@@ -69,7 +72,8 @@ class DeviceMachine {
   }
 
   __device__ static void store_line(char* to, uint32_t low, uint32_t high, uint32_t mark) {
-    asm volatile("st.volatile.global.v4.u32 [%0], {%1, %3, %2, %3};" ::"l"(to), "r"(low), "r"(high), "r"(mark) : "memory");
+    asm volatile("st.volatile.global.v4.u32 [%0], {%1, %3, %2, %3};" ::"l"(to), "r"(low), "r"(high), "r"(mark)
+                 : "memory");
   }
   __device__ static bool load_line(const char* from, uint32_t mark, uint32_t* low, uint32_t* high) {
     uint32_t first = 0, second = 0;

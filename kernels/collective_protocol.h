@@ -1,23 +1,25 @@
 // How the ranks' blocks work together (collective_staging.h has the picture), written once over a Machine: the device's
 // (collective_machine.cuh) or the host's threads, with which tests run the protocol without a GPU.
 //
-// A worker is what acts as one: a warp, or a thread of the host. In each block two workers only signal, so that those which
-// move data never wait until what they wrote has arrived; the others push inputs, add, or copy results out.
+// A worker is what acts as one: a warp, or a thread of the host. In each block two workers only signal, so that those
+// which move data never wait until what they wrote has arrived; the others push inputs, add, or copy results out.
 //
 // Machine:
-//   Share share(first_worker, workers)       which vectors this thread takes of a run that these workers share
-//   load_program, store_program              16 aligned bytes of the program's memory
-//   load_staging, store_staging              16 aligned bytes of staging memory: own, or (stores) another rank's
-//   publish(progress, count)                 this worker is through with `count` chunks: what it did comes before
-//   await_progress(progress, workers, count) until all of them are; false: abort
-//   signal(address, value)                   all of the worker's threads call it with their own address or nullptr: what was
-//                                            done before, and awaited, comes before it on every device
-//   await_signals(base, count, except, value) until count 64-bit signals from base on, but one, are at least value; false: abort
+//   share(first_worker, workers)    which vectors this thread takes of a run that these workers share
+//   load_program, store_program     16 aligned bytes of the program's memory
+//   load_staging, store_staging     16 aligned bytes of staging memory: own, or (stores) another rank's
+//   publish(progress, count)        this worker is through with `count` chunks: what it did comes before
+//   await_progress(progress, workers, count)
+//                                   until all of them are; false: abort
+//   signal(address, value)          all of the worker's threads call it, with an address of their own or nullptr: what
+//                                   was done before, and awaited, comes before it on every device
+//   await_signals(base, count, except, value)
+//                                   until `count` 64-bit signals, but one, are at least value; false: abort
 // and for low latency (collective_lines.h):
-//   store_line, load_line                    two 8-byte halves, each of them whole
-//   still_waiting()                          in a loop that waits for lines; false: abort
-//   barrier()                                of all threads of the block; what each wrote comes before what any does next
-//   kLinePeriod                              calls after which stale lines are cleared; a power of two
+//   store_line, load_line           two 8-byte halves, each of them whole
+//   still_waiting()                 in a loop that waits for lines; false: abort
+//   barrier()                       of all threads of the block; what each wrote comes before what any does next
+//   kLinePeriod                     calls after which stale lines are cleared; a power of two
 #pragma once
 
 #include "kernels/collective_vectors.h"
@@ -42,11 +44,17 @@ class Block {
   static constexpr int kAddAtOnce = kTree ? 1 : sizeof(typename A::Stored) == 1 ? 2 : 4;
 
   FORKPOINT_HD Block(Machine& machine, const CollectiveParams& call, Roles roles, uint32_t block, uint32_t* progress)
-      : machine_(machine), call_(call), roles_(roles), block_(block), progress_(progress), own_(call.staging[call.rank]) {
+      : machine_(machine),
+        call_(call),
+        roles_(roles),
+        block_(block),
+        progress_(progress),
+        own_(call.staging[call.rank]) {
     first_chunk_ = *reinterpret_cast<const uint64_t*>(own_ + call.shape.chunks_done(block));
     const uint64_t tiles = tile_count(call);
     chunks_ = tiles > block ? static_cast<uint32_t>((tiles - block + call.blocks - 1) / call.blocks) : 0;
-    factor_ = call.factor_at ? A::load(*static_cast<const typename A::Stored*>(call.factor_at)) : factor_of(call.factor);
+    factor_ =
+        call.factor_at ? A::load(*static_cast<const typename A::Stored*>(call.factor_at)) : factor_of(call.factor);
   }
 
   FORKPOINT_HD void work(uint32_t worker) {
@@ -155,8 +163,10 @@ class Block {
       const uint32_t index = first + i * step;
       vectors[i] = {};
       if (index >= count) continue;
-      if (rank == call_.rank) vectors[i] = load<Machine>(from, index, bytes_at(index, from.bytes));
-      else vectors[i] = Machine::load_staging(slot + size_t{index} * kVectorBytes);
+      if (rank == call_.rank)
+        vectors[i] = load<Machine>(from, index, bytes_at(index, from.bytes));
+      else
+        vectors[i] = Machine::load_staging(slot + size_t{index} * kVectorBytes);
     }
     FORKPOINT_UNROLL
     for (int i = 0; i < kAddAtOnce; ++i) sums[i].take(call_.op, factor_, rank, vectors[i]);

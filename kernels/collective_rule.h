@@ -1,19 +1,25 @@
-// The one rule of the deterministic collectives: what the result is, as a function of the ranks' inputs alone. Guarantee:
-// gpu_to_gpu, because each element is computed by itself, in an order that the rule fixes, with operations that IEEE 754
-// (or integer arithmetic) defines to the last bit. Host and device compile this very file.
+// The one rule of the deterministic collectives: what the result is, as a function of the ranks' inputs alone.
+// Guarantee: gpu_to_gpu, because each element is computed by itself, in an order that the rule fixes, with operations
+// that IEEE 754 (or integer arithmetic) defines to the last bit. Host and device compile this very file.
 //
-//   order by_rank:  acc = in[0]; acc = acc (+) in[1]; ...; acc = acc (+) in[n-1]
-//   order tree:     halves of a power of two: t(a, b) = t(a, a+p) (+) t(a+p, b), p the largest power of two < b-a. Where a rank
-//                   holds the sum of an aligned subtree already (2^k micro-batches added pairwise), fewer ranks give the same bits.
+//   by rank:  acc = in[0]; acc = acc (+) in[1]; ...; acc = acc (+) in[n-1]
+//   as a tree, halves of a power of two: t(a, b) = t(a, a+p) (+) t(a+p, b), p the largest power of two < b-a
 //
-// (+) of floats: the operation in fp32 (fp64 for fp64), rounded to nearest even, never contracted. accumulate native: each
-// result of 16- and 8-bit types is rounded to the type again (for a sum: the same as adding in the type); wide: it stays fp32, and
-// is rounded once, at the end. Integers wrap.
-// scaled_sum (NCCL's PreMulSum): each input is multiplied first, the product rounded as a sum is; the factor is kept in fp32.
-// average: of floats it is scaled_sum by fp32(1/n) (fp64 for fp64), as NCCL does, so that it overflows where NCCL's does and nowhere
-// else; of integers the wrapped sum is divided, towards zero.
+// As a tree fewer ranks give the same bits where each holds the sum of an aligned subtree already (2^k micro-batches
+// that were added pairwise, in the same type); that is all that is promised of it.
+//
+// (+) of floats: the operation in fp32 (fp64 for fp64), rounded to nearest even, never contracted. Native: each result
+// of the 16- and 8-bit types is rounded to the type again (for a sum: the same as adding in the type). Wide: it stays
+// fp32 and is rounded once, at the end. Integers wrap.
+//
+// scaled_sum (NCCL's PreMulSum): each input is multiplied first, the product rounded as a sum is; the factor is fp32.
+//
+// average: of floats scaled_sum by 1/n in fp32 (fp64 for fp64): scaled first, as NCCL does it, so that no sum overflows
+// that would not there. Of integers the wrapped sum is divided, towards zero.
+//
 // minimum, maximum: a NaN gives way to a number, as in NCCL; -0 is less than +0; so order does not matter.
-// NaN: any NaN that is a result has all bits set but the sign. One rank's input passes through the same steps.
+//
+// A NaN that comes out has all bits set but the sign. One rank's input alone passes through the same steps.
 #pragma once
 
 #include <type_traits>
@@ -96,17 +102,19 @@ struct IntegerArithmetic {
   }
   FORKPOINT_HD static Integer pick(Integer a, Integer b, bool smaller) { return (a < b) == smaller ? a : b; }
   FORKPOINT_HD static Integer divide(Integer a, uint32_t ranks) {
-    if constexpr (std::is_signed_v<Integer>) return static_cast<Integer>(a / static_cast<int64_t>(ranks));
-    else return static_cast<Integer>(a / static_cast<uint64_t>(ranks));
+    if constexpr (std::is_signed_v<Integer>)
+      return static_cast<Integer>(a / static_cast<int64_t>(ranks));
+    else
+      return static_cast<Integer>(a / static_cast<uint64_t>(ranks));
   }
 };
 
 template <DType kType, bool kWide>
 struct ArithmeticOf;
-#define FORKPOINT_ARITHMETIC(type, ...)                         \
-  template <bool kWide>                                         \
-  struct ArithmeticOf<DType::type, kWide> {                     \
-    using Type = __VA_ARGS__;                                   \
+#define FORKPOINT_ARITHMETIC(type, ...)     \
+  template <bool kWide>                     \
+  struct ArithmeticOf<DType::type, kWide> { \
+    using Type = __VA_ARGS__;               \
   };
 FORKPOINT_ARITHMETIC(f16, NarrowArithmetic<Half, kWide>)
 FORKPOINT_ARITHMETIC(bf16, NarrowArithmetic<Brain16, kWide>)

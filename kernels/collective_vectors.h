@@ -1,6 +1,6 @@
-// Moving and adding runs of bytes, 16 at a time: the threads that share a run take its vectors in turn, a few at once so that
-// their loads are on their way together. Slots of the staging memory are aligned; buffers of the program lie anywhere, and are
-// read and written element by element (or byte by byte) where they do not lie well.
+// Moving and adding runs of bytes, 16 at a time: the threads that share a run take its vectors in turn, a few at once
+// so that their loads are on their way together. Slots of the staging memory are aligned; buffers of the program lie
+// anywhere, and are read and written element by element (or byte by byte) where they do not lie well.
 #pragma once
 
 #include "kernels/collective_staging.h"
@@ -69,14 +69,18 @@ FORKPOINT_HD inline void store_word(char* to, uint64_t word) {
 #endif
 }
 
-// bytes: a multiple of the element, which `grain` is the alignment of, or less than that. Apart: it is the way of few, and would be
-// inlined in many places.
+// bytes: a multiple of the element, which `grain` is the alignment of, or less than that. Apart: it is the way of few,
+// and would be inlined in many places.
 FORKPOINT_HD FORKPOINT_APART inline void copy_by_grain(char* to, const char* from, uint32_t bytes, uint32_t grain) {
   while (grain > 1 && bytes % grain != 0) grain /= 2;
-  if (grain >= 8) copy_words<uint64_t>(to, from, bytes);
-  else if (grain == 4) copy_words<uint32_t>(to, from, bytes);
-  else if (grain == 2) copy_words<uint16_t>(to, from, bytes);
-  else copy_words<uint8_t>(to, from, bytes);
+  if (grain >= 8)
+    copy_words<uint64_t>(to, from, bytes);
+  else if (grain == 4)
+    copy_words<uint32_t>(to, from, bytes);
+  else if (grain == 2)
+    copy_words<uint16_t>(to, from, bytes);
+  else
+    copy_words<uint8_t>(to, from, bytes);
 }
 
 template <typename Machine>
@@ -95,8 +99,8 @@ FORKPOINT_HD inline void store(const OutputRun& run, uint32_t index, Vector vect
   copy_by_grain(to, reinterpret_cast<const char*>(&vector), bytes, run.grain);
 }
 
-// Calls body(first, count) for the share's vectors of a run, kAtOnce at a time: first, first + step, ... as far as they are less
-// than count, the vectors of the run.
+// Calls body(first, count) for the share's vectors of a run, kAtOnce at a time: first, first + step, ... as far as they
+// are less than count, the vectors of the run.
 template <int kAtOnce, typename Body>
 FORKPOINT_HD inline void each_batch(Share share, uint32_t run_bytes, Body body) {
   const uint32_t count = (run_bytes + kVectorBytes - 1) / kVectorBytes;
@@ -131,12 +135,15 @@ template <typename Machine>
 FORKPOINT_HD FORKPOINT_APART void copy_to_staging(Share share, InputRun from, char* to) {
   each_vector<kCopyAtOnce>(
       share, from.bytes, [&](uint32_t index, uint32_t bytes) { return load<Machine>(from, index, bytes); },
-      [&](uint32_t index, const Vector& vector, uint32_t) { Machine::store_staging(to + size_t{index} * kVectorBytes, vector); });
+      [&](uint32_t index, const Vector& vector, uint32_t) {
+        Machine::store_staging(to + size_t{index} * kVectorBytes, vector);
+      });
 }
 template <typename Machine>
 FORKPOINT_HD FORKPOINT_APART void copy_from_staging(Share share, const char* from, OutputRun to) {
   each_vector<kCopyAtOnce>(
-      share, to.bytes, [&](uint32_t index, uint32_t) { return Machine::load_staging(from + size_t{index} * kVectorBytes); },
+      share, to.bytes,
+      [&](uint32_t index, uint32_t) { return Machine::load_staging(from + size_t{index} * kVectorBytes); },
       [&](uint32_t index, const Vector& vector, uint32_t bytes) { store<Machine>(to, index, vector, bytes); });
 }
 
@@ -178,7 +185,8 @@ struct Accumulator {
   FORKPOINT_HD Vector finish(Op op, uint32_t ranks) const {
     typename A::Stored stored[kElements];
     FORKPOINT_UNROLL
-    for (uint32_t i = 0; i < kElements; ++i) stored[i] = A::store(op == Op::average ? A::divide(value[i], ranks) : value[i]);
+    for (uint32_t i = 0; i < kElements; ++i)
+      stored[i] = A::store(op == Op::average ? A::divide(value[i], ranks) : value[i]);
     Vector vector = {};
     memcpy(&vector, stored, kBytes);
     return vector;
@@ -197,8 +205,10 @@ template <typename A, uint32_t kBytes, bool kTree>
 struct RankSum {
   Accumulator<A, kBytes> sum;
   FORKPOINT_HD void take(Op op, typename A::Value factor, uint32_t rank, const Vector& vector) {
-    if (rank == 0) sum.begin(op, factor, vector);
-    else sum.add(op, factor, vector);
+    if (rank == 0)
+      sum.begin(op, factor, vector);
+    else
+      sum.add(op, factor, vector);
   }
   FORKPOINT_HD Vector finish(Op op, uint32_t ranks) { return sum.finish(op, ranks); }
 };
@@ -212,7 +222,7 @@ struct RankSum<A, kBytes, true> {
     Accumulator<A, kBytes> carried;
     carried.begin(op, factor, vector);
     bool placed = false;
-FORKPOINT_UNROLL
+    FORKPOINT_UNROLL
     for (uint32_t l = 0; l < kLevels; ++l) {
       if (placed) continue;
       if (rank >> l & 1) {
@@ -228,7 +238,7 @@ FORKPOINT_UNROLL
   FORKPOINT_HD Vector finish(Op op, uint32_t ranks) {
     Accumulator<A, kBytes> sum;
     bool any = false;
-FORKPOINT_UNROLL
+    FORKPOINT_UNROLL
     for (uint32_t l = 0; l < kLevels; ++l) {
       if (!(ranks >> l & 1)) continue;
       if (any) {

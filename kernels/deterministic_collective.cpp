@@ -8,7 +8,8 @@
 namespace forkpoint::collective {
 namespace {
 
-// The order of kernels: the integers; 8-bit floats, then wide; the other floats, each followed by its tree; the wide ones alike.
+// The order of kernels: the integers; 8-bit floats, then wide; the other floats, each followed by its tree; the wide
+// ones alike.
 constexpr DType kTypes[] = {DType::i8,     DType::u8,     DType::i32, DType::u32, DType::i64, DType::u64,
                             DType::f8e4m3, DType::f8e5m2, DType::f32, DType::f64, DType::f16, DType::bf16};
 constexpr int kFirstFloat = 6, kFirstWithTree = 8, kFirst16Bit = 10;
@@ -104,15 +105,22 @@ void cut(const CollectiveTuning& tuning, CollectiveParams* call) {
 }  // namespace
 
 #define FORKPOINT_NAMES(type) "forkpoint_collective_" #type, "forkpoint_collective_" #type "_tree"
-const char* const kCollectiveKernelNames[kCollectiveKernelCount] = {
-    "forkpoint_collective_i8",          "forkpoint_collective_u8",
-    "forkpoint_collective_i32",         "forkpoint_collective_u32",
-    "forkpoint_collective_i64",         "forkpoint_collective_u64",
-    "forkpoint_collective_f8e4m3",      "forkpoint_collective_f8e5m2",
-    "forkpoint_collective_f8e4m3_wide", "forkpoint_collective_f8e5m2_wide",
-    FORKPOINT_NAMES(f32),               FORKPOINT_NAMES(f64),
-    FORKPOINT_NAMES(f16),               FORKPOINT_NAMES(bf16),
-    FORKPOINT_NAMES(f16_wide),          FORKPOINT_NAMES(bf16_wide)};
+const char* const kCollectiveKernelNames[kCollectiveKernelCount] = {"forkpoint_collective_i8",
+                                                                    "forkpoint_collective_u8",
+                                                                    "forkpoint_collective_i32",
+                                                                    "forkpoint_collective_u32",
+                                                                    "forkpoint_collective_i64",
+                                                                    "forkpoint_collective_u64",
+                                                                    "forkpoint_collective_f8e4m3",
+                                                                    "forkpoint_collective_f8e5m2",
+                                                                    "forkpoint_collective_f8e4m3_wide",
+                                                                    "forkpoint_collective_f8e5m2_wide",
+                                                                    FORKPOINT_NAMES(f32),
+                                                                    FORKPOINT_NAMES(f64),
+                                                                    FORKPOINT_NAMES(f16),
+                                                                    FORKPOINT_NAMES(bf16),
+                                                                    FORKPOINT_NAMES(f16_wide),
+                                                                    FORKPOINT_NAMES(bf16_wide)};
 
 bool has_collective(DType dtype, bool tree) {
   const int index = index_of(dtype);
@@ -165,7 +173,8 @@ bool plan_local_sum(const CollectiveSpec& spec, const void* const* inputs, uint3
 namespace {
 
 template <typename A, bool kTree>
-void collect(const CollectiveSpec& spec, const CollectiveParams& call, const void* const* inputs, uint64_t first, void* out) {
+void collect(const CollectiveSpec& spec, const CollectiveParams& call, const void* const* inputs, uint64_t first,
+             void* out) {
   typename A::Value factor;
   memcpy(&factor, &call.factor, sizeof(factor));
   if (call.factor_at) factor = A::load(read<A>(call.factor_at, 0));
@@ -191,11 +200,15 @@ void collect_on_host(const CollectiveSpec& spec, const void* const* inputs, uint
   set_operation(spec, ranks, &call);
   const uint64_t first = spec.kind == Kind::reduce_scatter ? rank * spec.count : 0;
   const auto run = [&]<typename A>() {
-    if (spec.tree) collect<A, true>(spec, call, inputs, first, out);
-    else collect<A, false>(spec, call, inputs, first, out);
+    if (spec.tree)
+      collect<A, true>(spec, call, inputs, first, out);
+    else
+      collect<A, false>(spec, call, inputs, first, out);
   };
-  if (spec.wide) with_arithmetic<true>(spec.dtype, run);
-  else with_arithmetic<false>(spec.dtype, run);
+  if (spec.wide)
+    with_arithmetic<true>(spec.dtype, run);
+  else
+    with_arithmetic<false>(spec.dtype, run);
 }
 
 }  // namespace forkpoint::collective

@@ -26,14 +26,14 @@ __device__ void run(const CollectiveParams& call, uint32_t* progress) {
 
 }  // namespace forkpoint::collective
 
-#define FORKPOINT_COLLECTIVE_KERNEL(name, type, wide, tree)                                               \
-  extern "C" __global__ void __launch_bounds__(forkpoint::collective::kBlockThreads, 1)                   \
-      name(const __grid_constant__ forkpoint::collective::CollectiveParams call) {                        \
-    __shared__ uint32_t progress[forkpoint::collective::kBlockThreads / 32];                              \
-    forkpoint::collective::run<forkpoint::DType::type, wide, tree>(call, progress);                       \
+#define FORKPOINT_COLLECTIVE_KERNEL(name, type, wide, tree)                             \
+  extern "C" __global__ void __launch_bounds__(forkpoint::collective::kBlockThreads, 1) \
+      name(const __grid_constant__ forkpoint::collective::CollectiveParams call) {      \
+    __shared__ uint32_t progress[forkpoint::collective::kBlockThreads / 32];            \
+    forkpoint::collective::run<forkpoint::DType::type, wide, tree>(call, progress);     \
   }
-#define FORKPOINT_COLLECTIVE_KERNELS(type, wide, name)                                                    \
-  FORKPOINT_COLLECTIVE_KERNEL(forkpoint_collective_##name, type, wide, false)                             \
+#define FORKPOINT_COLLECTIVE_KERNELS(type, wide, name)                        \
+  FORKPOINT_COLLECTIVE_KERNEL(forkpoint_collective_##name, type, wide, false) \
   FORKPOINT_COLLECTIVE_KERNEL(forkpoint_collective_##name##_tree, type, wide, true)
 
 // Integers come to the same in any order; of the 8-bit floats there is no tree.

@@ -1,6 +1,6 @@
 // All-reduce, reduce-scatter and reduce whose result is a function of the inputs in rank order alone: not of algorithm,
-// protocol, channels, ring order, topology, multicast or hosts. Guarantee: gpu_to_gpu, because every element is computed by
-// one thread by the rule of collective_rule.h, and nothing else is done to it but moved.
+// protocol, channels, ring order, topology, multicast or hosts. Guarantee: gpu_to_gpu, because every element is
+// computed by one thread by the rule of collective_rule.h, and nothing else is done to it but moved.
 //
 // Without any CUDA header: the planner fills a CollectiveLaunch, and whoever has a CUDA API launches it:
 //
@@ -9,13 +9,14 @@
 //   ... each rank knows that all have done so, before the first launch
 //   CollectiveLaunch launch;
 //   if (plan_collective(spec, place, &launch) && launch.grid > 0)
-//     cuLaunchKernel(function[launch.kernel], launch.grid, 1, 1, launch.block, 1, 1, 0, stream, launch.arguments(), nullptr);
+//     cuLaunchKernel(function[launch.kernel], launch.grid, 1, 1, launch.block, 1, 1, 0, stream,
+//                    launch.arguments(), nullptr);
 //
-// All ranks must make the same calls in the same order, as with NCCL; a rank's kernels must run one after another (one stream, or
-// ordered by events). Kernels of ranks that share a device must be able to run at once. Captured calls may be replayed, by all ranks
-// alike. The kernels allocate nothing and wait for their peers only. A kernel whose *abort becomes non-zero ends soon, with
-// nothing promised of its output; the staging memory cannot be used again.
-// Planning is pure, thread-safe and never allocates.
+// All ranks must make the same calls in the same order, as with NCCL; a rank's kernels must run one after another (one
+// stream, or ordered by events). Kernels of ranks that share a device must be able to run at once. Captured calls may
+// be replayed, by all ranks alike. The kernels allocate nothing and wait for their peers only. A kernel whose *abort
+// becomes non-zero ends soon, with nothing promised of its output; the staging memory cannot be used again. Planning is
+// pure, thread-safe and never allocates.
 #pragma once
 
 #include "kernels/collective_staging.h"
@@ -28,8 +29,8 @@ struct CollectiveSpec {
   Op op = Op::sum;
   DType dtype = DType::f32;
   bool wide = false;  // 16- and 8-bit floats are added up in fp32 and rounded once; of other types without effect
-  bool tree = false;  // floats are added as a balanced tree over the ranks, not one rank after another; not those of 8 bits
-  uint64_t count = 0; // elements, as NCCL counts them: of the input; reduce_scatter: of the output
+  bool tree = false;  // floats are added as a balanced tree over the ranks; there is none for those of 8 bits
+  uint64_t count = 0;  // elements, as NCCL counts them: of the input; reduce_scatter: of the output
   uint32_t root = 0;
   uint64_t factor = 0;              // scaled_sum: the bits of an element of dtype ...
   const void* factor_at = nullptr;  // ... or where it lies on the device when the kernel runs
@@ -68,15 +69,16 @@ extern const char* const kCollectiveKernelNames[kCollectiveKernelCount];
 
 // Is there a kernel for it? All types that NCCL has, with every op; as a tree not the 8-bit floats.
 bool has_collective(DType dtype, bool tree = false);
-// false: has_collective says no, or the shape is none (ranks 1 to kMostRanks, blocks up to kMostBlocks, slots a power of two).
+// false: has_collective says no, or the shape is none (ranks 1 to kMostRanks, blocks up to kMostBlocks, slots a power
+// of two).
 bool plan_collective(const CollectiveSpec& spec, const CollectivePlace& place, CollectiveLaunch* launch,
                      const CollectiveTuning& tuning = {});
 // Adds up what lies on this device already: inputs[rank] each with spec.count elements. blocks: of the grid.
 bool plan_local_sum(const CollectiveSpec& spec, const void* const* inputs, uint32_t ranks, void* out, uint32_t blocks,
                     CollectiveLaunch* launch);
 
-// The rule on the host's memory: what `rank` gets, from every rank's input (each as long as its call would have it). out may be
-// one of the inputs. For tests, and where there is no GPU.
+// The rule on the host's memory: what `rank` gets, from every rank's input (each as long as its call would have it).
+// out may be one of the inputs. For tests, and where there is no GPU.
 void collect_on_host(const CollectiveSpec& spec, const void* const* inputs, uint32_t ranks, uint32_t rank, void* out);
 
 }  // namespace forkpoint::collective

@@ -64,7 +64,8 @@ void say_refusal(const SwapCommunicator& one) {
   if (one.size() < 2) return;
   static constinit std::atomic<bool> said{false};
   if (!said.exchange(true)) {
-    say("reductions of a communicator of %d ranks are left to NCCL, whose order of additions is its own: %s", one.size(), one.refusal());
+    say("reductions of a communicator of %d ranks are left to NCCL, whose order of additions is its own: %s",
+        one.size(), one.refusal());
   }
   const Guard guard;
   if (!guard.entered() || !recorder.is_awake()) return;
@@ -98,7 +99,8 @@ void decide(const NcclLibrary& library, const std::vector<NcclComm>& comms) {
 bool is_made(const NcclLibrary& library, NcclComm comm) {
   static constinit std::atomic<uint32_t> nobody_wakes{0};
   NcclResult state = kNcclInProgress;
-  while (library.CommGetAsyncError && library.CommGetAsyncError(comm, &state) == kNcclSuccess && state == kNcclInProgress) {
+  while (library.CommGetAsyncError && library.CommGetAsyncError(comm, &state) == kNcclSuccess &&
+         state == kNcclInProgress) {
     futex_wait(nobody_wakes, 0, 50'000);
   }
   return state == kNcclSuccess;
@@ -129,7 +131,8 @@ bool make_spec(const NcclCall& call, CollectiveSpec* spec) {
   spec->op = collective::Op::scaled_sum;
   NcclCommunicators::Reduction known;
   const Guard guard;
-  if (!guard.entered() || !nccl_communicators.find_reduction(guard.token(), call.comm, call.reduction, &known)) return false;
+  if (!guard.entered() || !nccl_communicators.find_reduction(guard.token(), call.comm, call.reduction, &known))
+    return false;
   spec->factor = known.bits;
   spec->factor_at = known.on_device ? known.address : nullptr;
   return known.type == call.type;
@@ -137,8 +140,10 @@ bool make_spec(const NcclCall& call, CollectiveSpec* spec) {
 
 NcclResult launch(SwapCommunicator& one, const NcclCall& call) {
   CollectiveSpec spec;
-  if (make_spec(call, &spec)) return one.launch(spec, call.input.data, const_cast<void*>(call.output.data), call.stream);
-  say("a reduction that the program made is not known here: the call fails");  // NCCL alone would wait for the others for ever
+  if (make_spec(call, &spec))
+    return one.launch(spec, call.input.data, const_cast<void*>(call.output.data), call.stream);
+  say("a reduction that the program made is not known here: the call fails");  // NCCL alone would wait for the others
+                                                                               // for ever
   return kNcclInternalError;
 }
 
@@ -150,7 +155,8 @@ NcclResult call_real(const NcclLibrary& library, const NcclCall& call) {
     case NcclCall::Swap::reduce_scatter:
       return library.ReduceScatter(call.input.data, out, call.count, call.type, call.reduction, call.comm, call.stream);
     default:
-      return library.Reduce(call.input.data, out, call.count, call.type, call.reduction, call.root, call.comm, call.stream);
+      return library.Reduce(call.input.data, out, call.count, call.type, call.reduction, call.root, call.comm,
+                            call.stream);
   }
 }
 
@@ -159,7 +165,8 @@ bool is_good(NcclResult result) { return result == kNcclSuccess || result == kNc
 }  // namespace
 
 void set_nccl_swap(const Settings& settings) {
-  mode = {settings.has_knob("collectives_wide"), settings.has_knob("collectives_tree"), settings.has_knob("collectives_messages")};
+  mode = {settings.has_knob("collectives_wide"), settings.has_knob("collectives_tree"),
+          settings.has_knob("collectives_messages")};
   is_on.store(settings.has_knob("collectives") || mode.wide || mode.tree || mode.messages);
 }
 bool nccl_swap_is_on() { return is_on.load(std::memory_order_relaxed); }

@@ -1,25 +1,27 @@
-// NCCL's reductions (AllReduce, ReduceScatter, Reduce) done by the deterministic kernels instead, where FORKPOINT_DETERMINISTIC
-// names "collectives". The rest of NCCL is as it was.
+// NCCL's reductions (AllReduce, ReduceScatter, Reduce) done by the deterministic kernels instead, where
+// FORKPOINT_DETERMINISTIC names "collectives". The rest of NCCL is as it was.
 //
-// Whether a communicator's reductions are swapped is decided once, by all its members together, when it is made (a non-blocking one:
-// at its first reduction, which is the same call on all of them): each says what it can, through NCCL itself, and only if
-// every one can all of them do. Where not all devices reach each other's memory (or the hosts differ) inputs and sums travel by NCCL's send
-// and receive, added by the same rule. Otherwise all use NCCL; one line on stderr says why, and the run declares it. Which single calls are
-// swapped follows from what NCCL has equal on all members (type, op, count), never from where a buffer lies.
-// REQUIRES: all members of a communicator run under the probe with the same FORKPOINT_DETERMINISTIC, as the recorder starts them.
+// Whether a communicator's reductions are swapped is decided once, by all its members together, when it is made (a
+// non-blocking one: at its first reduction, which is the same call on all of them): each says what it can, through NCCL
+// itself, and only if every one can all of them do. Where not all devices reach each other's memory (or the hosts
+// differ) inputs and sums travel by NCCL's send and receive, added by the same rule. Otherwise all use NCCL; one line
+// on stderr says why, and the run declares it. Which single calls are swapped follows from what NCCL has equal on all
+// members (type, op, count), never from where a buffer lies. REQUIRES: all members of a communicator run under the
+// probe with the same FORKPOINT_DETERMINISTIC, as the recorder starts them.
 //
-// Costs a communicator some 17 MB of device memory (kernels/collective_staging.h), which the next one takes over when it is destroyed.
-// Any thread; no lock is held across a call to NCCL or CUDA.
+// Costs a communicator some 17 MB of device memory (kernels/collective_staging.h), which the next one takes over when
+// it is destroyed. Any thread; no lock is held across a call to NCCL or CUDA.
 #pragma once
 
 #include "probes/nccl_calls.h"
 
 namespace forkpoint {
 
-// What FORKPOINT_DETERMINISTIC names: "collectives": in rank order, rounded at each addition; "collectives_wide": 16- and 8-bit floats
-// are added in fp32; "collectives_tree": as a balanced tree over the ranks; "collectives_messages": always by send and receive. Set
-// once, when the probe is loaded.
 struct Settings;
+
+// What FORKPOINT_DETERMINISTIC names: "collectives": in rank order, rounded at each addition; "collectives_wide": 16-
+// and 8-bit floats are added in fp32; "collectives_tree": as a balanced tree over the ranks; "collectives_messages":
+// always by send and receive. Set once, when the probe is loaded.
 void set_nccl_swap(const Settings& settings);
 bool nccl_swap_is_on();
 
@@ -28,8 +30,8 @@ void nccl_swap_made(const NcclLibrary& library, NcclComm* comms, int count, Nccl
 
 // Before a reduction, outside of groups: where its communicator's members have not decided yet, they do now.
 void nccl_swap_prepare(const NcclLibrary& library, const NcclCall& call);
-// A reduction. true: it was (or, in a group, will be) done by the kernels, or failed; *result is what the caller gets. false: it is
-// NCCL's. Inside the caller's group nothing starts before the group ends.
+// A reduction. true: it was (or, in a group, will be) done by the kernels, or failed; *result is what the caller gets.
+// false: it is NCCL's. Inside the caller's group nothing starts before the group ends.
 bool nccl_swap_call(const NcclLibrary& library, const NcclCall& call, NcclResult* result);
 // Is the communicator's members' decision that the kernels do it? For the record of a call.
 bool nccl_swap_does(const NcclCall& call);

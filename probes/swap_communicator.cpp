@@ -4,7 +4,6 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -14,12 +13,6 @@
 #include "probes/os.h"
 
 namespace forkpoint {
-
-struct SwapKernels {  // never freed: a context that goes takes them along
-  CUcontext context = nullptr;
-  CUfunction function[collective::kCollectiveKernelCount] = {};
-  SwapKernels* next = nullptr;
-};
 
 // What a member tells the others. Twice: what it can, then whether it reaches all of them.
 struct SwapCommunicator::Record {
@@ -37,15 +30,8 @@ struct SwapCommunicator::Record {
 
 namespace {
 
-using collective::CollectiveLaunch;
-using collective::CollectiveParams;
-using collective::CollectivePlace;
-using collective::CollectiveSpec;
-
 constexpr char kMagic[16] = "forkpoint-swap";
 constexpr uint32_t kVersion = 1;  // of the rule, the protocol and the planner's cut
-constexpr int kNcclBytes = 1;     // ncclUint8
-constexpr NcclResult kNcclCudaError = 1;
 constexpr int64_t kPauseNs = 50'000, kPatienceNs = 60'000'000'000;
 
 constinit std::atomic<SwapKernels*> all_kernels{nullptr};
@@ -124,8 +110,9 @@ const SwapKernels* kernels_of(const CudaDriver& driver, CUcontext context) {
     int registers = 0;
     CUresult result = driver.cuModuleGetFunction_(&made->function[i], module, collective::kCollectiveKernelNames[i]);
     if (result == CUDA_SUCCESS) {
-      result = driver.cuFuncLoad_ ? driver.cuFuncLoad_(made->function[i])
-                                  : driver.cuFuncGetAttribute_(&registers, CU_FUNC_ATTRIBUTE_NUM_REGS, made->function[i]);
+      result = driver.cuFuncLoad_
+                   ? driver.cuFuncLoad_(made->function[i])
+                   : driver.cuFuncGetAttribute_(&registers, CU_FUNC_ATTRIBUTE_NUM_REGS, made->function[i]);
     }
     if (result != CUDA_SUCCESS) return nullptr;
   }
@@ -135,7 +122,8 @@ const SwapKernels* kernels_of(const CudaDriver& driver, CUcontext context) {
   return made;
 }
 
-// A call of ours on a communicator that may be non-blocking.
+}  // namespace
+
 bool has_settled(const NcclLibrary& library, NcclComm comm, NcclResult result) {
   while (result == kNcclInProgress) {
     if (!library.CommGetAsyncError || library.CommGetAsyncError(comm, &result) != kNcclSuccess) return false;
@@ -143,8 +131,6 @@ bool has_settled(const NcclLibrary& library, NcclComm comm, NcclResult result) {
   }
   return result == kNcclSuccess;
 }
-
-}  // namespace
 
 // ---- Deciding
 
@@ -171,10 +157,16 @@ bool SwapCommunicator::find_context() {
   return driver_.cuDevicePrimaryCtxRetain_(&context_, device_) == CUDA_SUCCESS;
 }
 
+// Whole pages of the device: smaller pieces share an allocation with others, and a handle opens all of it.
+uint64_t SwapCommunicator::staging_bytes() const {
+  constexpr uint64_t kPage = 2 << 20;
+  return (shape_.total_bytes() + kPage - 1) / kPage * kPage;
+}
+
 bool SwapCommunicator::make_staging() {
   shape_.ranks = static_cast<uint32_t>(size_);
   shape_.slots = kStagingSlots;
-  const uint64_t size_bytes = shape_.total_bytes();
+  const uint64_t size_bytes = staging_bytes();
   staging_ = take_spare(context_, size_bytes);
   if (!staging_ && driver_.cuMemAlloc_(&staging_, size_bytes) != CUDA_SUCCESS) return staging_ = 0, false;
   return driver_.cuMemsetD8Async_(staging_, 0, size_bytes, exchange_) == CUDA_SUCCESS;
@@ -187,7 +179,8 @@ bool SwapCommunicator::make_exchange() {
   return host_records_ && abort_ && driver_.cuStreamCreate_(&exchange_, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS &&
          driver_.cuMemAlloc_(&records_, (places + 1) * sizeof(Record)) == CUDA_SUCCESS &&
          driver_.cuEventCreate_(&last_, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS &&
-         driver_.cuMemHostRegister_(abort_, 4096, CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_PORTABLE) == CUDA_SUCCESS &&
+         driver_.cuMemHostRegister_(abort_, 4096, CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_PORTABLE) ==
+             CUDA_SUCCESS &&
          driver_.cuMemHostGetDevicePointer_(&device_abort_, abort_, 0) == CUDA_SUCCESS && driver_.cuMemcpyHtoDAsync_ &&
          driver_.cuMemcpyDtoHAsync_ && driver_.cuStreamQuery_;
 }
@@ -200,14 +193,18 @@ bool SwapCommunicator::prepare() {
   if (!library_.AllGather || !library_.CommCount || library_.CommCount(comm, &size_) != kNcclSuccess) return false;
   if (!library_.CommUserRank || library_.CommUserRank(comm, &place_) != kNcclSuccess) return false;
   if (size_ < 2) return refuse("it has one member"), false;  // the same on all of them
-  if (size_ > static_cast<int>(collective::kMostRanks)) return refuse("it has more members than the kernels take"), false;
+  if (size_ > static_cast<int>(collective::kMostRanks))
+    return refuse("it has more members than the kernels take"), false;
   if (!find_context() || !enter_context()) return false;
   const RelaxedCapture relaxed(driver_);
   const bool can_say = make_exchange();
   if (can_say) {
-    if (!has_all(driver_)) refuse("the driver lacks a function");
-    else if (!(kernels_ = kernels_of(driver_, context_))) refuse("the kernels could not be loaded");
-    else if (!make_staging()) refuse("there is no device memory for it");
+    if (!has_all(driver_))
+      refuse("the driver lacks a function");
+    else if (!(kernels_ = kernels_of(driver_, context_)))
+      refuse("the kernels could not be loaded");
+    else if (!make_staging())
+      refuse("there is no device memory for it");
   }
   leave_context();
   return can_say;
@@ -248,7 +245,8 @@ bool SwapCommunicator::map_peers(const Record* records) {
     if (records[i].host != records[place_].host) return false;
     if (records[i].process != process_number()) {
       CUdeviceptr opened = 0;
-      if (driver_.cuIpcOpenMemHandle_(&opened, records[i].shared, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) != CUDA_SUCCESS) return false;
+      if (driver_.cuIpcOpenMemHandle_(&opened, records[i].shared, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) != CUDA_SUCCESS)
+        return false;
       reached_[i] = reinterpret_cast<void*>(opened);
       opened_[i] = true;
       continue;
@@ -265,7 +263,8 @@ bool SwapCommunicator::map_peers(const Record* records) {
 // Waits for all members. One that does not run under the probe never comes: then this says so, once, and waits on.
 bool SwapCommunicator::receive_records() {
   const size_t bytes = static_cast<size_t>(size_) * sizeof(Record);
-  if (driver_.cuMemcpyDtoHAsync_(host_records_ + 1, records_ + sizeof(Record), bytes, exchange_) != CUDA_SUCCESS) return false;
+  if (driver_.cuMemcpyDtoHAsync_(host_records_ + 1, records_ + sizeof(Record), bytes, exchange_) != CUDA_SUCCESS)
+    return false;
   const int64_t say_at_ns = now_ns() + kPatienceNs;
   bool said = false;
   for (;;) {
@@ -274,8 +273,10 @@ bool SwapCommunicator::receive_records() {
     futex_wait(nobody_wakes, 0, kPauseNs);
     if (said || now_ns() < say_at_ns) continue;
     said = true;
-    say("a communicator of %d ranks waits for members to agree on deterministic collectives: is forkpoint, with the same "
-        "--deterministic, on every rank?", size_);
+    say("a communicator of %d ranks waits for members to agree on deterministic collectives: is forkpoint, with the "
+        "same "
+        "--deterministic, on every rank?",
+        size_);
   }
 }
 
@@ -306,9 +307,12 @@ void SwapCommunicator::judge(bool first) {
   const RelaxedCapture relaxed(driver_);
   const Record* all = host_records_ + 1;
   const char* against = receive_records() ? reason_against(all) : "NCCL could not ask its members";
-  if (against) refuse(strdup(against));
-  else if (first) reaches_all_ = !mode_.messages && map_peers(all);
-  else swaps_ = true;
+  if (against)
+    refuse(strdup(against));
+  else if (first)
+    reaches_all_ = !mode_.messages && map_peers(all);
+  else
+    swaps_ = true;
   for (int i = 0; i < size_ && swaps_; ++i) by_messages_ = by_messages_ || !all[i].reaches;
   leave_context();
 }
@@ -352,117 +356,11 @@ void SwapCommunicator::give_back_staging() {
     if (opened_[i]) driver_.cuIpcCloseMemHandle_(reinterpret_cast<CUdeviceptr>(reached_[i]));
     opened_[i] = false;
   }
-  if (staging_) keep_spare(context_, shape_.total_bytes(), staging_);
+  if (staging_) keep_spare(context_, staging_bytes(), staging_);
   staging_ = 0;
 }
 
-// ---- Launching
-
-// Kernels of one communicator run one after another, on whatever streams, as NCCL's do. In a capture the event lies outside the graph, so
-// that replays are ordered too.
-CUresult SwapCommunicator::order_before(CUstream stream, bool capturing) {
-  if (!any_launch_) return CUDA_SUCCESS;
-  return driver_.cuStreamWaitEvent_(stream, last_, capturing ? CU_EVENT_WAIT_EXTERNAL : CU_EVENT_WAIT_DEFAULT);
-}
-CUresult SwapCommunicator::order_behind(CUstream stream, bool capturing) {
-  any_launch_ = true;
-  any_capture_ = any_capture_ || capturing;
-  return capturing ? driver_.cuEventRecordWithFlags_(last_, stream, CU_EVENT_RECORD_EXTERNAL)
-                   : driver_.cuEventRecord_(last_, stream);
-}
-
-NcclResult SwapCommunicator::launch(const CollectiveSpec& spec, const void* in, void* out, void* stream_handle) {
-  const auto stream = static_cast<CUstream>(stream_handle);
-  CollectiveLaunch launch;
-  const CollectivePlace place{shape_, static_cast<uint32_t>(place_), reached_, reinterpret_cast<const uint32_t*>(device_abort_), in, out};
-  if (!collective::plan_collective(spec, place, &launch) || !enter_context()) return kNcclCudaError;
-  NcclResult result = kNcclSuccess;
-  if (launch.grid > 0) {
-    CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
-    if (driver_.cuStreamIsCapturing_(stream, &capture) != CUDA_SUCCESS) capture = CU_STREAM_CAPTURE_STATUS_NONE;
-    const bool capturing = capture == CU_STREAM_CAPTURE_STATUS_ACTIVE;
-    if (order_before(stream, capturing) != CUDA_SUCCESS) result = kNcclCudaError;
-    else result = by_messages_ ? send_and_add(spec, launch.params, stream) : run(launch, stream);
-    if (result == kNcclSuccess && order_behind(stream, capturing) != CUDA_SUCCESS) result = kNcclCudaError;
-  }
-  leave_context();
-  return result;
-}
-
-NcclResult SwapCommunicator::run(CollectiveLaunch& launch, CUstream stream) {
-  const CUresult result = driver_.cuLaunchKernel_(kernels_->function[launch.kernel], launch.grid, 1, 1, launch.block, 1, 1, 0,
-                                                  stream, launch.arguments(), nullptr);
-  return result == CUDA_SUCCESS ? kNcclSuccess : kNcclCudaError;
-}
-
-// ---- By messages, where devices do not reach each other's memory: the inputs to the owner of each piece, who adds them up, and the sums
-// back; the sums of a round travel with the inputs of the next. The staging memory holds what a round receives.
-
-NcclResult SwapCommunicator::send_and_add(const CollectiveSpec& spec, CollectiveParams call, CUstream stream) {
-  call.chunk_bytes = static_cast<uint32_t>(message_room());
-  const uint64_t rounds = collective::tile_count(call);
-  const bool sends_back = call.kind == collective::Kind::all_reduce;
-  for (uint64_t round = 0; round < rounds + (sends_back ? 1 : 0); ++round) {
-    NcclResult result = library_.GroupStart();
-    if (result == kNcclSuccess && round < rounds) result = send_inputs(call, round, stream);
-    if (result == kNcclSuccess && sends_back && round > 0) result = send_sums(call, round - 1, stream);
-    const NcclResult ended = library_.GroupEnd();
-    if (result != kNcclSuccess && result != kNcclInProgress) return result;
-    if (!has_settled(library_, handle.load(), ended)) return ended == kNcclInProgress ? kNcclSystemError : ended;
-    if (round < rounds && collective::is_owner(call, call.rank)) result = add_round(spec, call, round, stream);
-    if (result != kNcclSuccess && result != kNcclInProgress) return result;
-  }
-  return kNcclSuccess;
-}
-
-uint64_t SwapCommunicator::message_room() const {
-  constexpr uint64_t kMostMessageBytes = 4 << 20;
-  return std::min(kMostMessageBytes, shape_.total_bytes() / shape_.ranks & ~uint64_t{127});
-}
-
-NcclResult SwapCommunicator::send_inputs(const CollectiveParams& call, uint64_t round, CUstream stream) {
-  const NcclComm comm = handle.load();
-  NcclResult result = kNcclSuccess;
-  for (int peer = 0; peer < size_ && result == kNcclSuccess; ++peer) {
-    const auto number = static_cast<uint32_t>(peer);
-    if (peer == place_) continue;
-    const collective::Piece theirs = collective::piece_of(call, round, number), own = collective::piece_of(call, round, call.rank);
-    if (collective::is_owner(call, number) && theirs.bytes > 0) {
-      result = library_.Send(call.in + theirs.in_offset, theirs.bytes, kNcclBytes, peer, comm, stream);
-    }
-    if (result == kNcclSuccess && collective::is_owner(call, call.rank) && own.bytes > 0) {
-      result = library_.Recv(received_from(peer), own.bytes, kNcclBytes, peer, comm, stream);
-    }
-  }
-  return result;
-}
-
-NcclResult SwapCommunicator::send_sums(const CollectiveParams& call, uint64_t round, CUstream stream) {
-  const NcclComm comm = handle.load();
-  NcclResult result = kNcclSuccess;
-  const collective::Piece own = collective::piece_of(call, round, call.rank);
-  for (int peer = 0; peer < size_ && result == kNcclSuccess; ++peer) {
-    const collective::Piece theirs = collective::piece_of(call, round, static_cast<uint32_t>(peer));
-    if (peer == place_) continue;
-    if (own.bytes > 0) result = library_.Send(call.out + own.out_offset, own.bytes, kNcclBytes, peer, comm, stream);
-    if (result == kNcclSuccess && theirs.bytes > 0) {
-      result = library_.Recv(call.out + theirs.out_offset, theirs.bytes, kNcclBytes, peer, comm, stream);
-    }
-  }
-  return result;
-}
-
-NcclResult SwapCommunicator::add_round(CollectiveSpec spec, const CollectiveParams& call, uint64_t round, CUstream stream) {
-  const collective::Piece own = collective::piece_of(call, round, call.rank);
-  if (own.bytes == 0) return kNcclSuccess;
-  const void* inputs[collective::kMostRanks] = {};
-  for (int i = 0; i < size_; ++i) inputs[i] = i == place_ ? call.in + own.in_offset : received_from(i);
-  spec.count = own.bytes / static_cast<uint64_t>(size_bytes(spec.dtype));
-  CollectiveLaunch launch;
-  constexpr uint32_t kBlocks = 64;
-  if (!collective::plan_local_sum(spec, inputs, shape_.ranks, call.out + own.out_offset, kBlocks, &launch)) return kNcclCudaError;
-  return run(launch, stream);
-}
+// ---- Ending
 
 void SwapCommunicator::forget_all_in_child() {
   own_number.store(0);

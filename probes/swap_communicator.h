@@ -1,5 +1,5 @@
-// One communicator whose reductions the deterministic kernels may do: what its members agreed upon, and the memory through which
-// they do it. Used by one thread at a time, as NCCL's communicators are; found by any.
+// One communicator whose reductions the deterministic kernels may do: what its members agreed upon, and the memory
+// through which they do it. Used by one thread at a time, as NCCL's communicators are; found by any.
 #pragma once
 
 #include <atomic>
@@ -14,8 +14,17 @@ struct SwapMode {
   bool wide = false, tree = false, messages = false;
 };
 
-// The kernels in one context, loaded eagerly.
-struct SwapKernels;
+// The kernels in one context, loaded eagerly. Never freed: a context that goes takes them along.
+struct SwapKernels {
+  CUcontext context = nullptr;
+  CUfunction function[collective::kCollectiveKernelCount] = {};
+  SwapKernels* next = nullptr;
+};
+
+inline constexpr int kNcclBytes = 1;  // ncclUint8
+inline constexpr NcclResult kNcclCudaError = 1;
+// Waits until a call of ours is enqueued, on a communicator that may be non-blocking. false: it failed.
+bool has_settled(const NcclLibrary& library, NcclComm comm, NcclResult result);
 
 class SwapCommunicator {
  public:
@@ -28,12 +37,14 @@ class SwapCommunicator {
   SwapCommunicator(const SwapCommunicator&) = delete;
   SwapCommunicator& operator=(const SwapCommunicator&) = delete;
 
-  // The members' decision for all of `communicators`, which this thread holds and NCCL has made: in one group where it is several, so
-  // that they may be each other's members. Waits for the other members.
+  // The members' decision for all of `communicators`, which this thread holds and NCCL has made: in one group where it
+  // is several, so that they may be each other's members. Waits for the other members.
   static void decide(SwapCommunicator* const* communicators, size_t count);
 
   bool swaps() const { return swaps_; }
-  bool by_messages() const { return by_messages_; }  // through NCCL's send and receive, because not all devices reach each other's memory
+  bool by_messages() const {
+    return by_messages_;
+  }  // through NCCL's send and receive, because not all devices reach each other's memory
   const char* refusal() const { return refusal_; }  // why not
   int size() const { return size_; }
   // REQUIRES: swaps(). spec: equal on all members but for addresses.
@@ -54,6 +65,7 @@ class SwapCommunicator {
   void leave_context();
   bool find_context();
   bool make_staging();
+  uint64_t staging_bytes() const;
   bool make_exchange();
   static void exchange(SwapCommunicator* const* communicators, size_t count, bool first, bool* asks);
   bool post(bool first);
@@ -71,9 +83,12 @@ class SwapCommunicator {
   NcclResult send_and_add(const collective::CollectiveSpec& spec, collective::CollectiveParams call, CUstream stream);
   NcclResult send_inputs(const collective::CollectiveParams& call, uint64_t round, CUstream stream);
   NcclResult send_sums(const collective::CollectiveParams& call, uint64_t round, CUstream stream);
-  NcclResult add_round(collective::CollectiveSpec spec, const collective::CollectiveParams& call, uint64_t round, CUstream stream);
+  NcclResult add_round(collective::CollectiveSpec spec, const collective::CollectiveParams& call, uint64_t round,
+                       CUstream stream);
   uint64_t message_room() const;  // bytes of a round and owner
-  char* received_from(int peer) const { return reinterpret_cast<char*>(staging_) + static_cast<uint64_t>(peer) * message_room(); }
+  char* received_from(int peer) const {
+    return reinterpret_cast<char*>(staging_) + static_cast<uint64_t>(peer) * message_room();
+  }
   CUresult order_before(CUstream stream, bool capturing);
   CUresult order_behind(CUstream stream, bool capturing);
 
@@ -93,10 +108,10 @@ class SwapCommunicator {
   bool opened_[collective::kMostRanks] = {};    // by a handle of another process
   uint32_t* abort_ = nullptr;                   // in the host's memory
   CUdeviceptr device_abort_ = 0;
-  CUstream exchange_ = nullptr;                 // of the decision
-  CUdeviceptr records_ = 0;                     // own record, then everybody's
+  CUstream exchange_ = nullptr;  // of the decision
+  CUdeviceptr records_ = 0;      // own record, then everybody's
   Record* host_records_ = nullptr;
-  CUevent last_ = nullptr;                      // behind the last kernel
+  CUevent last_ = nullptr;  // behind the last kernel
   bool any_launch_ = false, any_capture_ = false;
 };
 

@@ -35,7 +35,8 @@ struct Buffer {
   char* data() { return bytes.data() + begin; }
   bool differs_only_inside(const std::vector<char>& before) const {
     return std::equal(bytes.begin(), bytes.begin() + static_cast<long>(begin), before.begin()) &&
-           std::equal(bytes.begin() + static_cast<long>(begin + size), bytes.end(), before.begin() + static_cast<long>(begin + size));
+           std::equal(bytes.begin() + static_cast<long>(begin + size), bytes.end(),
+                      before.begin() + static_cast<long>(begin + size));
   }
 };
 
@@ -43,10 +44,11 @@ struct Buffer {
 struct Case {
   CollectiveSpec spec;
   bool in_place = false;
-  std::vector<Buffer> in, out;                     // of each rank; in place: out is not used
+  std::vector<Buffer> in, out;                                     // of each rank; in place: out is not used
   std::vector<std::vector<char>> in_before, out_before, expected;  // expected: of the output; empty: it has none
 
-  Case(CollectiveSpec spec, uint32_t ranks, bool in_place, size_t misplaced_in, size_t misplaced_out, std::mt19937_64& random)
+  Case(CollectiveSpec spec, uint32_t ranks, bool in_place, size_t misplaced_in, size_t misplaced_out,
+       std::mt19937_64& random)
       : spec(spec), in_place(in_place) {
     const size_t part = spec.count * static_cast<size_t>(size_bytes(spec.dtype));
     const size_t in_bytes = spec.kind == Kind::reduce_scatter ? part * ranks : part;
@@ -85,8 +87,8 @@ struct Case {
 };
 
 // Calls of all kinds on one communicator, one after another.
-void check_calls(uint32_t ranks, Roles roles, const CollectiveTuning& tuning, const std::vector<uint64_t>& counts, uint64_t seed,
-                 bool expects_lines) {
+void check_calls(uint32_t ranks, Roles roles, const CollectiveTuning& tuning, const std::vector<uint64_t>& counts,
+                 uint64_t seed, bool expects_lines) {
   std::mt19937_64 random(seed);
   World world({.ranks = ranks, .blocks = 2, .slots = 2, .tile_bytes = 128 * ranks}, roles, true);
   std::vector<Case> cases;
@@ -144,7 +146,8 @@ TEST_CASE("pipelined calls of every kind, type, place and length give every rank
   for (const uint32_t ranks : {1u, 2u, 3u, 5u, 8u, 11u}) {
     const int rounds = ranks > 5 ? 1 : kRounds;
     for (int round = 0; round < rounds; ++round) {
-      check_calls(ranks, {1, 2, 1}, kPipelined, some_counts(ranks * 100 + round, ranks > 5 ? 8 : 14, 1500), ranks * 17 + round, false);
+      check_calls(ranks, {1, 2, 1}, kPipelined, some_counts(ranks * 100 + round, ranks > 5 ? 8 : 14, 1500),
+                  ranks * 17 + round, false);
     }
   }
 }
@@ -215,11 +218,13 @@ TEST_CASE("the cut of a call covers each byte once, with room for each chunk") {
   std::mt19937_64 random(8);
   for (int round = 0; round < 400; ++round) {
     const uint32_t ranks = 1 + static_cast<uint32_t>(random() % kMostRanks);
-    CollectiveSpec spec{.kind = kKinds[random() % 4], .dtype = DType::u8, .count = 1 + random() % (1 << (random() % 22))};
+    CollectiveSpec spec{
+        .kind = kKinds[random() % 4], .dtype = DType::u8, .count = 1 + random() % (1 << (random() % 22))};
     std::vector<void*> staging(ranks, nullptr);
     CollectivePlace place{{.ranks = ranks}, 0, staging.data(), nullptr, nullptr, nullptr};
     CollectiveLaunch launch;
-    REQUIRE(plan_collective(spec, place, &launch, {0, static_cast<uint32_t>(random() % 6), static_cast<uint32_t>(random() % 9000)}));
+    REQUIRE(plan_collective(spec, place, &launch,
+                            {0, static_cast<uint32_t>(random() % 6), static_cast<uint32_t>(random() % 9000)}));
     const CollectiveParams& call = launch.params;
     REQUIRE(call.chunk_bytes <= call.shape.room());
     REQUIRE(call.chunk_bytes % kVectorBytes == 0);

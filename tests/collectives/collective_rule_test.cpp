@@ -1,5 +1,5 @@
-// The rule of the deterministic collectives against arithmetic that shares nothing with it: values of the formats by their
-// definition, roundings by search among all values, sums in long double.
+// The rule of the deterministic collectives against arithmetic that shares nothing with it: values of the formats by
+// their definition, roundings by search among all values, sums in long double.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -19,14 +19,15 @@ namespace {
 struct Format {
   DType dtype;
   int bits, fraction, bias;
-  uint32_t largest, infinity;  // codes; infinity 0: saturates
+  uint32_t largest, infinity;       // codes; infinity 0: saturates
   std::vector<long double> values;  // of the codes 0 .. largest
 
   Format(DType dtype, int bits, int fraction, int bias, uint32_t largest, uint32_t infinity)
       : dtype(dtype), bits(bits), fraction(fraction), bias(bias), largest(largest), infinity(infinity) {
     for (uint32_t code = 0; code <= largest; ++code) {
       const uint32_t exponent = code >> fraction, rest = code & ((1u << fraction) - 1);
-      values.push_back(exponent ? std::ldexp(static_cast<long double>((1u << fraction) + rest), static_cast<int>(exponent) - bias - fraction)
+      values.push_back(exponent ? std::ldexp(static_cast<long double>((1u << fraction) + rest),
+                                             static_cast<int>(exponent) - bias - fraction)
                                 : std::ldexp(static_cast<long double>(rest), 1 - bias - fraction));
     }
   }
@@ -55,10 +56,22 @@ struct Format {
     return code & sign_bit() ? -magnitude : magnitude;
   }
 };
-const Format& half() { static const Format f(DType::f16, 16, 10, 15, 0x7bff, 0x7c00); return f; }
-const Format& brain() { static const Format f(DType::bf16, 16, 7, 127, 0x7f7f, 0x7f80); return f; }
-const Format& e4m3() { static const Format f(DType::f8e4m3, 8, 3, 7, 0x7e, 0); return f; }
-const Format& e5m2() { static const Format f(DType::f8e5m2, 8, 2, 15, 0x7b, 0); return f; }
+const Format& half() {
+  static const Format f(DType::f16, 16, 10, 15, 0x7bff, 0x7c00);
+  return f;
+}
+const Format& brain() {
+  static const Format f(DType::bf16, 16, 7, 127, 0x7f7f, 0x7f80);
+  return f;
+}
+const Format& e4m3() {
+  static const Format f(DType::f8e4m3, 8, 3, 7, 0x7e, 0);
+  return f;
+}
+const Format& e5m2() {
+  static const Format f(DType::f8e5m2, 8, 2, 15, 0x7b, 0);
+  return f;
+}
 
 template <typename Coded>
 void check_format(const Format& format) {
@@ -66,9 +79,12 @@ void check_format(const Format& format) {
     const float decoded = Coded::decode(static_cast<typename Coded::Stored>(code));
     const uint32_t magnitude = code & (format.sign_bit() - 1);
     CAPTURE(code);
-    if (format.is_finite(code)) REQUIRE(static_cast<long double>(decoded) == format.value(code));
-    else if (magnitude == (format.dtype == DType::f8e5m2 ? 0x7cu : format.infinity)) REQUIRE(std::isinf(decoded));
-    else REQUIRE(std::isnan(decoded));
+    if (format.is_finite(code))
+      REQUIRE(static_cast<long double>(decoded) == format.value(code));
+    else if (magnitude == (format.dtype == DType::f8e5m2 ? 0x7cu : format.infinity))
+      REQUIRE(std::isinf(decoded));
+    else
+      REQUIRE(std::isnan(decoded));
     if (format.is_finite(code)) REQUIRE(std::signbit(decoded) == ((code & format.sign_bit()) != 0));
   }
   // Each value, each middle between two, and their neighbours in fp32.
@@ -243,7 +259,8 @@ TEST_CASE("an average of floats scales each input by 1/n first, so it overflows 
       sum = static_cast<float>(sum + static_cast<float>(static_cast<long double>(values[rank]) * factor));
     }
     REQUIRE(reduced<uint32_t>({.op = Op::average}, codes_of(values)) == code(static_cast<float>(sum)));
-    REQUIRE(reduced<uint32_t>({.op = Op::scaled_sum, .factor = code(factor)}, codes_of(values)) == code(static_cast<float>(sum)));
+    REQUIRE(reduced<uint32_t>({.op = Op::scaled_sum, .factor = code(factor)}, codes_of(values)) ==
+            code(static_cast<float>(sum)));
   }
   const uint16_t two = 0x4000;  // 2 in fp16, on the device
   const CollectiveSpec scaled{.op = Op::scaled_sum, .dtype = DType::f16, .factor_at = &two};

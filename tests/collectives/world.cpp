@@ -46,7 +46,8 @@ RunWorker worker_of_kernel(const std::string& name) {
         CollectiveLaunch launch;
         CollectivePlace alone;
         alone.shape.ranks = 1, alone.staging = &none;
-        if (plan_collective(spec, alone, &launch) && name == kCollectiveKernelNames[launch.kernel]) return worker_of(spec);
+        if (plan_collective(spec, alone, &launch) && name == kCollectiveKernelNames[launch.kernel])
+          return worker_of(spec);
       }
     }
   }

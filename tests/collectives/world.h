@@ -1,5 +1,6 @@
-// The ranks of a deterministic collective as threads of this process: each block's workers are threads too, so the protocol of
-// kernels/ runs as it does on GPUs, with every interleaving that the scheduler (and random pauses) can think of.
+// The ranks of a deterministic collective as threads of this process: each block's workers are threads too, so the
+// protocol of kernels/ runs as it does on GPUs, with every interleaving that the scheduler (and random pauses) can
+// think of.
 #pragma once
 
 #include <atomic>
@@ -89,8 +90,10 @@ class HostMachine {
   void maybe_pause() {
     if (!pauses_) return;
     const auto roll = random_() % 64;
-    if (roll == 0) std::this_thread::sleep_for(std::chrono::microseconds(random_() % 300));
-    else if (roll < 16) std::this_thread::yield();
+    if (roll == 0)
+      std::this_thread::sleep_for(std::chrono::microseconds(random_() % 300));
+    else if (roll < 16)
+      std::this_thread::yield();
   }
 
   const uint32_t* abort_;
@@ -133,8 +136,8 @@ class World {
     void* out;
   };
   using Calls = std::vector<std::pair<CollectiveSpec, std::vector<Rank>>>;  // of each rank its buffers
-  // Each rank makes the calls one after another, as on a stream, and waits for nobody but by the protocol. absent: a rank that does not
-  // come; the others are told to give up after some milliseconds.
+  // Each rank makes the calls one after another, as on a stream, and waits for nobody but by the protocol. absent: a
+  // rank that does not come; the others are told to give up after some milliseconds.
   void run(const Calls& calls, const CollectiveTuning& tuning, int absent = -1);
   bool aborted() const { return abort_ != 0; }
   uint32_t low_latency_calls() const { return low_latency_calls_; }

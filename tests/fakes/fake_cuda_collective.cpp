@@ -1,6 +1,6 @@
-// The deterministic collectives' kernels on host memory (tests/collectives/world.h), and memory that processes share, which
-// they need: with FAKE_CUDA_SHARED=1 all device memory can be opened by other processes. FAKE_CUDA_NO_PEERS=RANK: the process whose RANK
-// that is cannot open any. FAKE_CUDA_NO_COLLECTIVES=RANK: nor load these kernels.
+// The deterministic collectives' kernels on host memory (tests/collectives/world.h), and memory that processes share,
+// which they need: with FAKE_CUDA_SHARED=1 all device memory can be opened by other processes. FAKE_CUDA_NO_PEERS=RANK:
+// the process whose RANK that is cannot open any. FAKE_CUDA_NO_COLLECTIVES=RANK: nor load these kernels.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -22,7 +22,9 @@ void run_collective(const FakeKernelCall* call, void* user) {
   CollectiveParams params;
   memcpy(&params, call->params, sizeof(params));
   if (params.protocol == collective::Protocol::local) params.blocks = 1;
-  if ((params.protocol != collective::Protocol::local && call->grid[0] != params.blocks) || call->block[0] != collective::kBlockThreads) abort();
+  if ((params.protocol != collective::Protocol::local && call->grid[0] != params.blocks) ||
+      call->block[0] != collective::kBlockThreads)
+    abort();
   collective::run_on_threads(params, *static_cast<collective::RunWorker*>(user), {1, 1, 1}, false);
 }
 
@@ -45,7 +47,8 @@ CUresult open_shared(CUdeviceptr* address, const CUipcMemHandle& handle) {
   if (file < 0 || is_for_this_rank("FAKE_CUDA_NO_PEERS")) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
   const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   const uint64_t begin = shared.offset / page * page, inside = shared.offset - begin;
-  void* memory = mmap(nullptr, inside + shared.size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, static_cast<off_t>(begin));
+  void* memory =
+      mmap(nullptr, inside + shared.size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, static_cast<off_t>(begin));
   close(file);
   if (memory == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
   *address = reinterpret_cast<uint64_t>(memory) + inside;
@@ -83,7 +86,9 @@ FAKE cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
   memcpy(handle, &shared, sizeof(shared));
   return CUDA_SUCCESS;
 }
-FAKE cuIpcOpenMemHandle_v2(CUdeviceptr* address, CUipcMemHandle handle, unsigned int) { return open_shared(address, handle); }
+FAKE cuIpcOpenMemHandle_v2(CUdeviceptr* address, CUipcMemHandle handle, unsigned int) {
+  return open_shared(address, handle);
+}
 FAKE cuIpcCloseMemHandle(CUdeviceptr address) {
   return Memory::get().remove(address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

@@ -1,10 +1,10 @@
-// The deterministic collectives against NCCL's in the same run, on two GPUs or more: a thread a rank, arms interleaved, medians.
-// NCCL runs as it comes, but without multicast (NVLS), unless NCCL_NVLS_ENABLE says otherwise.
+// The deterministic collectives against NCCL's in the same run, on two GPUs or more: a thread a rank, arms interleaved,
+// medians. NCCL runs as it comes, but without multicast (NVLS), unless NCCL_NVLS_ENABLE says otherwise.
 //
 // Usage: collective_bench [--ranks N] [--largest BYTES] [--samples N] [--json FILE] [--graphs] [--check]
 //                         [--blocks N] [--slots N] [--tile BYTES] [--chunks N] [--least-chunk BYTES] [--lines BYTES]
-// --graphs: launches are captured and replayed, so that what the host takes to launch is not in it. --check: exit 1 where a goal
-// is missed. The second line of options moves the work about.
+// --graphs: launches are captured and replayed, so that what the host takes to launch is not in it. --check: exit 1
+// where a goal is missed. The second line of options moves the work about.
 #include <cuda_runtime.h>
 #include <nccl.h>
 
@@ -38,23 +38,37 @@ Options read_options(int count, char** words) {
   Options options;
   for (int i = 1; i < count; ++i) {
     const std::string word = words[i];
-    if (word == "--graphs") options.graphs = true;
-    else if (word == "--check") options.check = true;
-    else if (i + 1 == count) std::fprintf(stderr, "collective_bench: what is %s?\n", words[i]), std::exit(2);
-    else if (word == "--json") options.json = words[++i];
+    if (word == "--graphs")
+      options.graphs = true;
+    else if (word == "--check")
+      options.check = true;
+    else if (i + 1 == count)
+      std::fprintf(stderr, "collective_bench: what is %s?\n", words[i]), std::exit(2);
+    else if (word == "--json")
+      options.json = words[++i];
     else {
       const auto number = std::strtoull(words[++i], nullptr, 0);
       const auto small = static_cast<uint32_t>(number);
-      if (word == "--ranks") options.shape.ranks = small;
-      else if (word == "--largest") options.largest = number;
-      else if (word == "--samples") options.samples = static_cast<int>(small);
-      else if (word == "--blocks") options.shape.blocks = small;
-      else if (word == "--slots") options.shape.slots = small;
-      else if (word == "--tile") options.shape.tile_bytes = small;
-      else if (word == "--chunks") options.tuning.chunks = small;
-      else if (word == "--least-chunk") options.tuning.least_chunk_bytes = small;
-      else if (word == "--lines") options.tuning.low_latency_bytes = small;
-      else std::fprintf(stderr, "collective_bench: what is %s?\n", word.c_str()), std::exit(2);
+      if (word == "--ranks")
+        options.shape.ranks = small;
+      else if (word == "--largest")
+        options.largest = number;
+      else if (word == "--samples")
+        options.samples = static_cast<int>(small);
+      else if (word == "--blocks")
+        options.shape.blocks = small;
+      else if (word == "--slots")
+        options.shape.slots = small;
+      else if (word == "--tile")
+        options.shape.tile_bytes = small;
+      else if (word == "--chunks")
+        options.tuning.chunks = small;
+      else if (word == "--least-chunk")
+        options.tuning.least_chunk_bytes = small;
+      else if (word == "--lines")
+        options.tuning.low_latency_bytes = small;
+      else
+        std::fprintf(stderr, "collective_bench: what is %s?\n", word.c_str()), std::exit(2);
     }
   }
   return options;
@@ -71,9 +85,11 @@ struct Measured {
 class Bench {
  public:
   explicit Bench(const Options& options)
-      : options_(options), kernels_(static_cast<int>(options.shape.ranks)),
+      : options_(options),
+        kernels_(static_cast<int>(options.shape.ranks)),
         ranks_(kernels_, options.shape, static_cast<int>(options.shape.ranks), options.tuning),
-        meeting_(static_cast<std::ptrdiff_t>(options.shape.ranks)), took_(options.shape.ranks) {
+        meeting_(static_cast<std::ptrdiff_t>(options.shape.ranks)),
+        took_(options.shape.ranks) {
     MUST_NCCL(ncclGetUniqueId(&id_));
   }
 
@@ -109,8 +125,10 @@ class Bench {
     const ncclDataType_t type = dtype == DType::bf16 ? ncclBfloat16 : ncclFloat32;
     const Call ours = [&] { ranks_.call(spec, rank, in, out); };
     const Call nccl = [&] {
-      if (kind == Kind::all_reduce) MUST_NCCL(ncclAllReduce(in, out, count, type, ncclSum, comm, stream));
-      else MUST_NCCL(ncclReduceScatter(in, out, count, type, ncclSum, comm, stream));
+      if (kind == Kind::all_reduce)
+        MUST_NCCL(ncclAllReduce(in, out, count, type, ncclSum, comm, stream));
+      else
+        MUST_NCCL(ncclReduceScatter(in, out, count, type, ncclSum, comm, stream));
     };
     const int repetitions = bytes <= 1 << 20 ? 50 : bytes <= 64 << 20 ? 20 : 5;
     std::vector<double> times[2];
@@ -174,15 +192,19 @@ class Bench {
     return bytes >= 1 << 20 && bytes <= 64 << 20 ? 1.15 : bytes > 64 << 20 ? 1.0 : 0;
   }
   void note(Kind kind, DType dtype, uint64_t bytes, const std::vector<double> (&times)[2]) {
-    const std::string what = std::string(kind == Kind::all_reduce ? "all_reduce " : "reduce_scatter ") + std::string(name(dtype));
+    const std::string what =
+        std::string(kind == Kind::all_reduce ? "all_reduce " : "reduce_scatter ") + std::string(name(dtype));
     measured_.push_back({what, bytes, median(times[0]), median(times[1]), goal_of(bytes)});
     const Measured& one = measured_.back();
     // Bandwidth of the bus, as NCCL's own tests have it.
-    const double n = options_.shape.ranks, moved = (kind == Kind::all_reduce ? 2 : 1) * (n - 1) / n * static_cast<double>(bytes);
+    const double n = options_.shape.ranks,
+                 moved = (kind == Kind::all_reduce ? 2 : 1) * (n - 1) / n * static_cast<double>(bytes);
     const char* verdict = one.goal == 0 ? "no goal" : one.ratio() >= one.goal ? "met" : "MISSED";
-    std::printf("bench collective %-20s %8.0f KiB: ours %9.2f us %6.1f GB/s, NCCL %9.2f us %6.1f GB/s, ratio %5.3f, goal %.2f %s\n",
-                what.c_str(), static_cast<double>(bytes) / 1024, one.ours_us, moved / one.ours_us / 1e3, one.nccl_us,
-                moved / one.nccl_us / 1e3, one.ratio(), one.goal, verdict);
+    std::printf(
+        "bench collective %-20s %8.0f KiB: ours %9.2f us %6.1f GB/s, NCCL %9.2f us %6.1f GB/s, ratio %5.3f, goal %.2f "
+        "%s\n",
+        what.c_str(), static_cast<double>(bytes) / 1024, one.ours_us, moved / one.ours_us / 1e3, one.nccl_us,
+        moved / one.nccl_us / 1e3, one.ratio(), one.goal, verdict);
     std::fflush(stdout);
   }
 
@@ -201,7 +223,9 @@ void write_json(const std::string& path, const std::vector<Measured>& measured) 
   std::fprintf(file, "[");
   for (size_t i = 0; i < measured.size(); ++i) {
     const Measured& one = measured[i];
-    std::fprintf(file, "%s\n  {\"what\": \"%s\", \"bytes\": %llu, \"ours_us\": %.3f, \"nccl_us\": %.3f, \"ratio\": %.4f, \"goal\": %.3f}",
+    std::fprintf(file,
+                 "%s\n  {\"what\": \"%s\", \"bytes\": %llu, \"ours_us\": %.3f, \"nccl_us\": %.3f, \"ratio\": %.4f, "
+                 "\"goal\": %.3f}",
                  i ? "," : "", one.what.c_str(), static_cast<unsigned long long>(one.bytes), one.ours_us, one.nccl_us,
                  one.ratio(), one.goal);
   }

@@ -22,8 +22,8 @@ inline void must(cudaError_t error, const char* what) {
 }
 #define MUST(call) ::forkpoint::collective::must(call, #call)
 
-// The kernels, loaded on every device in use before anything runs: a kernel that is loaded when it is first launched may wait for
-// the device, where a peer waits for it.
+// The kernels, loaded on every device in use before anything runs: a kernel that is loaded when it is first launched
+// may wait for the device, where a peer waits for it.
 class Kernels {
  public:
   explicit Kernels(int devices) {
@@ -64,8 +64,10 @@ inline int connect_devices() {
       for (const auto& [from, to] : {std::pair{connected, other}, std::pair{other, connected}}) {
         MUST(cudaSetDevice(from));
         const cudaError_t error = cudaDeviceEnablePeerAccess(to, 0);
-        if (error == cudaErrorPeerAccessAlreadyEnabled) (void)cudaGetLastError();
-        else MUST(error);
+        if (error == cudaErrorPeerAccessAlreadyEnabled)
+          (void)cudaGetLastError();
+        else
+          MUST(error);
       }
     }
   }

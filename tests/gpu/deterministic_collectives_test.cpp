@@ -1,5 +1,5 @@
-// The kernels of the deterministic collectives against the rule on the host: 2 to 8 ranks in this process, on one GPU or over
-// all that reach each other.
+// The kernels of the deterministic collectives against the rule on the host: 2 to 8 ranks in this process, on one GPU
+// or over all that reach each other.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -15,6 +15,9 @@ constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16, DType::f64, DTy
                             DType::i32, DType::u32,  DType::i64, DType::u64, DType::f8e4m3, DType::f8e5m2};
 constexpr Op kOps[] = {Op::sum, Op::product, Op::maximum, Op::minimum, Op::average, Op::scaled_sum};
 constexpr Kind kKinds[] = {Kind::all_reduce, Kind::reduce_scatter, Kind::reduce};
+
+// Ranks on one device wait for each other: no two of their streams may share a queue of the device. Before CUDA starts.
+[[maybe_unused]] const int kQueues = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
 
 // All kernels of several ranks must fit on one device at once: 8 ranks of 4 blocks.
 constexpr StagingShape small_shape(uint32_t ranks) { return {ranks, 4, 4, 16 << 10}; }
@@ -32,7 +35,8 @@ int devices() {
 class Memory {
  public:
   static constexpr size_t kMargin = 256;
-  Memory(const Ranks& ranks, uint32_t rank, size_t bytes, size_t misplaced) : begin_(kMargin + misplaced), bytes_(bytes) {
+  Memory(const Ranks& ranks, uint32_t rank, size_t bytes, size_t misplaced)
+      : begin_(kMargin + misplaced), bytes_(bytes) {
     ranks.use(rank);
     host_.resize(bytes + 2 * kMargin + 16);
     MUST(cudaMalloc(&device_, host_.size()));
@@ -77,7 +81,8 @@ struct Case {
   std::vector<std::unique_ptr<Memory>> in, out;
   std::vector<std::vector<char>> expected;
 
-  Case(const Ranks& ranks, const CollectiveSpec& spec, bool in_place, size_t misplaced_in, size_t misplaced_out, std::mt19937_64& random)
+  Case(const Ranks& ranks, const CollectiveSpec& spec, bool in_place, size_t misplaced_in, size_t misplaced_out,
+       std::mt19937_64& random)
       : spec(spec), in_place(in_place), part(spec.count * static_cast<size_t>(size_bytes(spec.dtype))) {
     for (uint32_t rank = 0; rank < ranks.count(); ++rank) {
       const size_t in_bytes = spec.kind == Kind::reduce_scatter ? part * ranks.count() : part;
@@ -152,7 +157,8 @@ void check_pairs(DType dtype, bool wide, Op op, const std::vector<char>& left, c
   MUST(cudaMalloc(&memory, 3 * bytes));
   MUST(cudaMemcpy(memory, left.data(), bytes, cudaMemcpyHostToDevice));
   MUST(cudaMemcpy(memory + bytes, right.data(), bytes, cudaMemcpyHostToDevice));
-  CollectiveSpec spec{.op = op, .dtype = dtype, .wide = wide, .count = bytes / static_cast<size_t>(size_bytes(dtype)), .factor = 0x39};
+  CollectiveSpec spec{
+      .op = op, .dtype = dtype, .wide = wide, .count = bytes / static_cast<size_t>(size_bytes(dtype)), .factor = 0x39};
   const void* inputs[] = {memory, memory + bytes};
   CollectiveLaunch launch;
   REQUIRE(plan_local_sum(spec, inputs, 2, memory + 2 * bytes, 132, &launch));
@@ -220,7 +226,8 @@ TEST_CASE("calls that follow each other without a pause are kept apart") {
   for (const uint32_t count : {2u, 5u}) {
     Ranks ranks(kernels(), small_shape(count), devices());
     std::vector<std::unique_ptr<Case>> cases;
-    for (int i = 0; i < 60; ++i) cases.push_back(std::make_unique<Case>(ranks, random_spec(random, count, 60'000), false, 0, 0, random));
+    for (int i = 0; i < 60; ++i)
+      cases.push_back(std::make_unique<Case>(ranks, random_spec(random, count, 60'000), false, 0, 0, random));
     for (const auto& one : cases) {
       for (uint32_t rank = 0; rank < count; ++rank) one->call(ranks, rank);
     }
@@ -268,7 +275,8 @@ TEST_CASE("the same inputs give the same bits whatever the cut of the work") {
   std::mt19937_64 random(6);
   const CollectiveSpec spec{.dtype = DType::bf16, .count = 777'777};
   std::vector<char> first;
-  for (const StagingShape& shape : {StagingShape{3, 4, 2, 12 << 10}, StagingShape{3, 7, 8, 48 << 10}, StagingShape{3, 1, 4, 3 << 10}}) {
+  for (const StagingShape& shape :
+       {StagingShape{3, 4, 2, 12 << 10}, StagingShape{3, 7, 8, 48 << 10}, StagingShape{3, 1, 4, 3 << 10}}) {
     std::mt19937_64 same(7);
     Ranks ranks(kernels(), shape, devices());
     Case one(ranks, spec, false, 0, 2, same);
@@ -281,7 +289,8 @@ TEST_CASE("the same inputs give the same bits whatever the cut of the work") {
 TEST_CASE("a factor may lie on the device") {
   std::mt19937_64 random(8);
   Ranks ranks(kernels(), small_shape(2), devices());
-  Case one(ranks, {.op = Op::scaled_sum, .dtype = DType::f32, .count = 5000, .factor = 0x3e800000}, false, 0, 0, random);
+  Case one(ranks, {.op = Op::scaled_sum, .dtype = DType::f32, .count = 5000, .factor = 0x3e800000}, false, 0, 0,
+           random);
   std::vector<float*> factors(2);
   const float quarter = 0.25f;
   for (uint32_t rank = 0; rank < 2; ++rank) {

@@ -1,5 +1,5 @@
-// NCCL's reductions done by the deterministic kernels under FORKPOINT_DETERMINISTIC, in programs that use a libnccl and a
-// libcuda on host memory. The program looks at each result itself, and counts what NCCL was given.
+// NCCL's reductions done by the deterministic kernels under FORKPOINT_DETERMINISTIC, in programs that use a libnccl and
+// a libcuda on host memory. The program looks at each result itself, and counts what NCCL was given.
 #include "tests/probe/nccl_harness.h"
 
 using namespace forkpoint;
@@ -67,7 +67,8 @@ TEST_CASE("without the knob nothing is swapped, asked or recorded about it") {
 }
 
 TEST_CASE("where one device does not reach another one's memory, the same sums come by messages") {
-  for (const Environment& why : {Environment{{"FAKE_CUDA_NO_PEERS", "1"}}, Environment{{"FORKPOINT_DETERMINISTIC", "collectives_messages"}}}) {
+  for (const Environment& why :
+       {Environment{{"FAKE_CUDA_NO_PEERS", "1"}}, Environment{{"FORKPOINT_DETERMINISTIC", "collectives_messages"}}}) {
     NcclRun recorded;
     record_nccl(&recorded, "reductions", 2, joined(why, kSwapped));
     const std::string& out = recorded.outcome.out;
@@ -87,13 +88,15 @@ TEST_CASE("where one member cannot, all use NCCL and say so") {
   INFO(recorded.outcome.err);
   CHECK(count_of(recorded.outcome.out, "WRONG") == 0);
   CHECK(count_of(recorded.outcome.out, "child calls 4\n") == 2);
-  CHECK(count_of(recorded.outcome.err, "left to NCCL") == 2);  // one line a process, though there are four communicators
+  CHECK(count_of(recorded.outcome.err, "left to NCCL") ==
+        2);  // one line a process, though there are four communicators
   CHECK(count_of(recorded.outcome.err, "the kernels could not be loaded") == 2);
   for (const int rank : {0, 1}) {
     for (const Row& way : rows_of_op(recorded.rows(rank), "all_reduce", "in rank order")) CHECK(argument(way) == 0);
     bool declared = false;
     const auto stream = open_stream(recorded.path(), rank);
-    for (const CoverageLimit& limit : stream->coverage_limits()) declared |= limit.what.find("reductions in NCCL's own order") != std::string::npos;
+    for (const CoverageLimit& limit : stream->coverage_limits())
+      declared |= limit.what.find("reductions in NCCL's own order") != std::string::npos;
     CHECK(declared);
   }
 }

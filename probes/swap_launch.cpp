@@ -1,0 +1,127 @@
+#include "probes/swap_communicator.h"
+
+#include <algorithm>
+
+#include "probes/os.h"
+
+namespace forkpoint {
+
+using collective::CollectiveLaunch;
+using collective::CollectiveParams;
+using collective::CollectivePlace;
+using collective::CollectiveSpec;
+
+// Kernels of one communicator run one after another, on whatever streams, as NCCL's do. In a capture the event lies
+// outside the graph, so that replays are ordered too.
+CUresult SwapCommunicator::order_before(CUstream stream, bool capturing) {
+  if (!any_launch_) return CUDA_SUCCESS;
+  return driver_.cuStreamWaitEvent_(stream, last_, capturing ? CU_EVENT_WAIT_EXTERNAL : CU_EVENT_WAIT_DEFAULT);
+}
+CUresult SwapCommunicator::order_behind(CUstream stream, bool capturing) {
+  any_launch_ = true;
+  any_capture_ = any_capture_ || capturing;
+  return capturing ? driver_.cuEventRecordWithFlags_(last_, stream, CU_EVENT_RECORD_EXTERNAL)
+                   : driver_.cuEventRecord_(last_, stream);
+}
+
+NcclResult SwapCommunicator::launch(const CollectiveSpec& spec, const void* in, void* out, void* stream_handle) {
+  const auto stream = static_cast<CUstream>(stream_handle);
+  CollectiveLaunch launch;
+  const CollectivePlace place{
+      shape_, static_cast<uint32_t>(place_), reached_, reinterpret_cast<const uint32_t*>(device_abort_), in, out};
+  if (!collective::plan_collective(spec, place, &launch) || !enter_context()) return kNcclCudaError;
+  NcclResult result = kNcclSuccess;
+  if (launch.grid > 0) {
+    CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (driver_.cuStreamIsCapturing_(stream, &capture) != CUDA_SUCCESS) capture = CU_STREAM_CAPTURE_STATUS_NONE;
+    const bool capturing = capture == CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    if (order_before(stream, capturing) != CUDA_SUCCESS)
+      result = kNcclCudaError;
+    else
+      result = by_messages_ ? send_and_add(spec, launch.params, stream) : run(launch, stream);
+    if (result == kNcclSuccess && order_behind(stream, capturing) != CUDA_SUCCESS) result = kNcclCudaError;
+  }
+  leave_context();
+  return result;
+}
+
+NcclResult SwapCommunicator::run(CollectiveLaunch& launch, CUstream stream) {
+  const CUresult result = driver_.cuLaunchKernel_(kernels_->function[launch.kernel], launch.grid, 1, 1, launch.block, 1,
+                                                  1, 0, stream, launch.arguments(), nullptr);
+  return result == CUDA_SUCCESS ? kNcclSuccess : kNcclCudaError;
+}
+
+// ---- By messages, where devices do not reach each other's memory: the inputs to the owner of each piece, who adds
+// them up, and the sums back; the sums of a round travel with the inputs of the next. The staging memory holds what a
+// round receives.
+
+NcclResult SwapCommunicator::send_and_add(const CollectiveSpec& spec, CollectiveParams call, CUstream stream) {
+  call.chunk_bytes = static_cast<uint32_t>(message_room());
+  const uint64_t rounds = collective::tile_count(call);
+  const bool sends_back = call.kind == collective::Kind::all_reduce;
+  for (uint64_t round = 0; round < rounds + (sends_back ? 1 : 0); ++round) {
+    NcclResult result = library_.GroupStart();
+    if (result == kNcclSuccess && round < rounds) result = send_inputs(call, round, stream);
+    if (result == kNcclSuccess && sends_back && round > 0) result = send_sums(call, round - 1, stream);
+    const NcclResult ended = library_.GroupEnd();
+    if (result != kNcclSuccess && result != kNcclInProgress) return result;
+    if (!has_settled(library_, handle.load(), ended)) return ended == kNcclInProgress ? kNcclSystemError : ended;
+    if (round < rounds && collective::is_owner(call, call.rank)) result = add_round(spec, call, round, stream);
+    if (result != kNcclSuccess && result != kNcclInProgress) return result;
+  }
+  return kNcclSuccess;
+}
+
+uint64_t SwapCommunicator::message_room() const {
+  constexpr uint64_t kMostMessageBytes = 4 << 20;
+  return std::min(kMostMessageBytes, shape_.total_bytes() / shape_.ranks & ~uint64_t{127});
+}
+
+NcclResult SwapCommunicator::send_inputs(const CollectiveParams& call, uint64_t round, CUstream stream) {
+  const NcclComm comm = handle.load();
+  NcclResult result = kNcclSuccess;
+  for (int peer = 0; peer < size_ && result == kNcclSuccess; ++peer) {
+    const auto number = static_cast<uint32_t>(peer);
+    if (peer == place_) continue;
+    const collective::Piece theirs = collective::piece_of(call, round, number),
+                            own = collective::piece_of(call, round, call.rank);
+    if (collective::is_owner(call, number) && theirs.bytes > 0) {
+      result = library_.Send(call.in + theirs.in_offset, theirs.bytes, kNcclBytes, peer, comm, stream);
+    }
+    if (result == kNcclSuccess && collective::is_owner(call, call.rank) && own.bytes > 0) {
+      result = library_.Recv(received_from(peer), own.bytes, kNcclBytes, peer, comm, stream);
+    }
+  }
+  return result;
+}
+
+NcclResult SwapCommunicator::send_sums(const CollectiveParams& call, uint64_t round, CUstream stream) {
+  const NcclComm comm = handle.load();
+  NcclResult result = kNcclSuccess;
+  const collective::Piece own = collective::piece_of(call, round, call.rank);
+  for (int peer = 0; peer < size_ && result == kNcclSuccess; ++peer) {
+    const collective::Piece theirs = collective::piece_of(call, round, static_cast<uint32_t>(peer));
+    if (peer == place_) continue;
+    if (own.bytes > 0) result = library_.Send(call.out + own.out_offset, own.bytes, kNcclBytes, peer, comm, stream);
+    if (result == kNcclSuccess && theirs.bytes > 0) {
+      result = library_.Recv(call.out + theirs.out_offset, theirs.bytes, kNcclBytes, peer, comm, stream);
+    }
+  }
+  return result;
+}
+
+NcclResult SwapCommunicator::add_round(CollectiveSpec spec, const CollectiveParams& call, uint64_t round,
+                                       CUstream stream) {
+  const collective::Piece own = collective::piece_of(call, round, call.rank);
+  if (own.bytes == 0) return kNcclSuccess;
+  const void* inputs[collective::kMostRanks] = {};
+  for (int i = 0; i < size_; ++i) inputs[i] = i == place_ ? call.in + own.in_offset : received_from(i);
+  spec.count = own.bytes / static_cast<uint64_t>(size_bytes(spec.dtype));
+  CollectiveLaunch launch;
+  constexpr uint32_t kBlocks = 64;
+  if (!collective::plan_local_sum(spec, inputs, shape_.ranks, call.out + own.out_offset, kBlocks, &launch))
+    return kNcclCudaError;
+  return run(launch, stream);
+}
+
+}  // namespace forkpoint
