@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Every reduction of nccl_program done by the deterministic kernels, on two GPUs: in one process, in threads, in two processes.
+"""Every reduction of nccl_program done by the deterministic kernels, on two GPUs, in one process and in two.
 
 The program looks at each result itself; that the kernels made it is in the recording. Two recordings must be identical.
 Usage: collective_cases.py BUILD, and the options of tests/torch/case_runner.py.
@@ -56,19 +56,20 @@ def case(arrangement, level: str, knobs="collectives"):
         problems += [f"a gap: {gap}" for gap in place.show("a")["gaps"]]
         return describe(verdict), problems
 
-    return Case(f"{knobs}_{arrangement.name}_{level}", play, "identical, every reduction in rank order", gpus=2, modules=())
+    expected = "identical, every reduction in rank order"
+    return Case(f"{knobs}_{arrangement.name}_{level}", play, expected, gpus=2, modules=())
 
 
 def other_way():
-    """A run whose reductions are NCCL's, against one whose are not, differs in what the first of them says of itself."""
+    """A run whose reductions are NCCL's against one whose are not differs in what the reductions say of themselves."""
     arrangement = nccl_cases.ARRANGEMENTS[3]
 
     def play(place: Workplace):
         place.record_whole("a", command(arrangement, place), level="step")
         place.record_whole("b", arrangement.command(place), level="step")
         verdict = place.diff("a", "b")
-        good = verdict["verdict"] != "identical"
-        return describe(verdict), [] if good else ["the runs are said to be identical, though their reductions went other ways"]
+        same = verdict["verdict"] == "identical"
+        return describe(verdict), ["said to be identical, though the reductions went other ways"] if same else []
 
     return Case("collectives_other_way", play, "not identical", gpus=2, modules=())
 
