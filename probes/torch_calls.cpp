@@ -275,8 +275,9 @@ PythonObject* call_tensors(FORKPOINT_CALL_PARAMETERS) {
 // The same in several scopes and of several roles, one of each a tensor: all that there is at one moment.
 PythonObject* call_tensors_at(FORKPOINT_CALL_PARAMETERS) {
   if (!recorder.wants_records()) return none();
-  FORKPOINT_ARGUMENTS("tensors_at", 4, "frames", "roles", "names", "tensors", "flags");
+  FORKPOINT_ARGUMENTS("tensors_at", 4, "frames", "roles", "names", "tensors", "flags", "boxes");
   TorchTensors many = {arguments.object(2), arguments.object(3), arguments.object(0), arguments.object(1)};
+  many.boxes = arguments.has(5) ? arguments.object(5) : nullptr;
   many.flags = arguments.flags(4);
   return arguments.good() ? record_torch_tensors(*api, many) : nullptr;
 }

@@ -45,12 +45,13 @@ class TakenRoom {
 class Many {
  public:
   Many(const Python& python, const TorchTensors& many)
-      : python_(python), many_(many), names_(python), tensors_(python), frames_(python), roles_(python), unread_(python) {}
+      : python_(python), many_(many), names_(python), tensors_(python), frames_(python), roles_(python), boxes_(python), unread_(python) {}
 
   PythonObject* run() {
     const bool all = take_tuple(many_.tensors, &tensors_) && take_tuple(many_.names, &names_) &&
                      (!many_.frames || take_tuple(many_.frames, &frames_)) &&
-                     (!many_.roles || take_tuple(many_.roles, &roles_));
+                     (!many_.roles || take_tuple(many_.roles, &roles_)) &&
+                     (!many_.boxes || take_tuple(many_.boxes, &boxes_));
     return all ? record_all() : nullptr;
   }
 
@@ -60,7 +61,7 @@ class Many {
     tuple->reset(python_.PySequence_Tuple(sequence));
     if (!*tuple) return false;
     if (python_.PyTuple_Size(tuple->get()) == python_.PyTuple_Size(tensors_.get())) return true;
-    python_.PyErr_SetString(*python_.value_error, "tensors(): as many names (frames, roles) as tensors are wanted");
+    python_.PyErr_SetString(*python_.value_error, "tensors(): as many names (frames, roles, boxes) as tensors are wanted");
     return false;
   }
 
@@ -115,8 +116,22 @@ class Many {
     *readable = describe_torch_tensor(python_, python_.PyTuple_GetItem(tensors_.get(), i), tensor);
     tensor->desc.name = name;
     tensor->desc.role = role;
-    return *readable || note_unread(i);
+    if (*readable) return !boxes_ || place(item(boxes_, i), tensor);
+    return note_unread(i);
   }
+
+  // As the part that `box` says, if it is not None. false: an error is set.
+  bool place(PythonObject* box, TorchTensor* tensor) {
+    if (box == python_.none) return true;
+    const PythonRef ends(python_, python_.PySequence_Tuple(box));
+    if (!ends) return false;
+    if (python_.PyTuple_Size(ends.get()) >= 2 &&
+        describe_shard(python_, item(ends, 0), item(ends, 1), tensor))
+      return true;
+    python_.PyErr_SetString(*python_.value_error, "tensors(): a box is a shape and an offset, one number a dimension each");
+    return false;
+  }
+  PythonObject* item(const PythonRef& tuple, ptrdiff_t i) { return python_.PyTuple_GetItem(tuple.get(), i); }
 
   bool note_unread(ptrdiff_t i) {
     if (!unread_) unread_.reset(python_.PyList_New(0));
@@ -134,7 +149,7 @@ class Many {
 
   const Python& python_;
   const TorchTensors& many_;
-  PythonRef names_, tensors_, frames_, roles_;  // tuples
+  PythonRef names_, tensors_, frames_, roles_, boxes_;  // tuples
   PythonRef unread_;
   uint32_t frame_[kMost];
 };

@@ -13,6 +13,7 @@ struct TorchTensors {
   PythonObject* tensors = nullptr;
   PythonObject* frames = nullptr;   // likewise; nullptr: `frame` for all
   PythonObject* roles = nullptr;    // likewise; nullptr: `role` for all
+  PythonObject* boxes = nullptr;    // likewise, of None or (global shape, global offset, ...); nullptr: none is a part
   uint32_t frame = 0;
   int32_t role = 0;
   uint8_t flags = 0;

@@ -7,6 +7,7 @@ import functools
 
 import torch
 from torch._C import _current_graph_task_id as graph_task
+from torch.nn import Parameter
 
 from . import _native as native, names
 from .names import BACKWARD, FORWARD, GRADIENT, INPUT, LOSS, OUTPUT, failed, join, limit_once, put
@@ -107,6 +108,8 @@ def watch(layer, edges, outputs, outer, oldest, taken):
             continue
         node = tensor.grad_fn
         if node is None:
+            if type(tensor) is Parameter:  # handed on, as Megatron's layers do with a bias: recorded where it accumulates
+                continue
             limit_once("gradient of a module's output that is a leaf of autograd's graph", layer.name)
             continue
         nodes.setdefault(node, []).append((tensor.output_nr, _grad_name(name)))
@@ -188,18 +191,22 @@ def _grad_name(name):
 class _Gradient:
     """Hook of one parameter. Holds no reference to it."""
 
-    __slots__ = ("frame", "name")
+    __slots__ = ("frame", "name", "main_name")
 
     def __init__(self, frame, name):
         self.frame = frame
-        self.name = name
+        self.name = join(name, "grad")
+        self.main_name = join(name, "main_grad")
 
     def __call__(self, parameter):
         if is_compiling():
             return
         try:
-            if parameter.grad is not None:
-                put(self.frame, GRADIENT, self.name, parameter.grad)
+            if getattr(parameter, "grad_added_to_main_grad", False):
+                # Megatron's fused kernels have added it to what is accumulated, and nobody wrote what `grad` holds.
+                put(self.frame, GRADIENT, self.main_name, parameter.main_grad, 0, names.boxes.get(id(parameter)))
+            elif parameter.grad is not None:
+                put(self.frame, GRADIENT, self.name, parameter.grad, 0, names.boxes.get(id(parameter)))
         except Exception as error:
             failed("a parameter's hook", error)
 
@@ -211,7 +218,7 @@ def watch_parameter(parameter, layer, name):
         for hook in hooks.values():
             if type(hook) is _Gradient:
                 return
-    parameter.register_post_accumulate_grad_hook(_Gradient(layer.backward, join(name, "grad")))
+    parameter.register_post_accumulate_grad_hook(_Gradient(layer.backward, name))
 
 
 def install(on_loss, on_end):
@@ -226,7 +233,7 @@ def install(on_loss, on_end):
         try:
             return original(tensors, *args, **kwargs)
         finally:
-            _end(handles, on_end)
+            ended(handles, on_end)
 
     torch.autograd.backward = functools.wraps(original)(backward)
 
@@ -247,7 +254,8 @@ def _begin(tensors, frames, on_loss):
     return handles
 
 
-def _end(handles, on_end):
+def ended(handles, on_end):
+    """A backward pass that is not a part of another. handles: of hooks that were for this pass alone."""
     try:
         native.set_backward(0)
         for function in on_end:

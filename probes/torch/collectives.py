@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from . import _native as native
-from . import steps
-from .names import COLLECTIVE, INPUT, OUTPUT, failed, limit_once, put
+from . import aside, steps
+from .names import COLLECTIVE, EVAL, INPUT, OUTPUT, failed, limit_once, put
 
 BELOW = torch._C.DispatchKey.BackendSelect
 
@@ -42,8 +42,6 @@ _OPS = {
     "recv_any_source_": ("recv", None, "tensors", None, ALL, ALL),
 }
 _REDUCTIONS = {"SUM": 0, "PRODUCT": 1, "MAX": 2, "MIN": 3, "AVG": 4}  # as NCCL counts them
-_PICKLED = {"all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send_object_list",
-            "recv_object_list", "_broadcast_object_list"}
 _LATE = "output of a collective that nobody was seen to wait for, or that was changed before"
 
 _libraries = []   # kept for ever: what they registered goes with them
@@ -131,7 +129,7 @@ def _group(boxed):
 
 
 def _frame(op, group):
-    layer, flags = steps.current_layer()
+    layer, flags = steps.current_layer() if not aside.is_open() else ("", EVAL)
     key = op, group.handle, layer, flags
     handle = _frames.get(key)
     if handle is None:
@@ -169,7 +167,7 @@ def _called_by(depth):
     for _ in range(8):
         if frame is None or not frame.f_globals.get("__name__", "").startswith("torch.distributed"):
             break
-        if frame.f_code.co_name in _PICKLED:
+        if frame.f_code.co_name in aside.PICKLED:
             return by_engine, True
         frame = frame.f_back
     return by_engine, False
@@ -237,7 +235,6 @@ class _Operator:
             return None
         by_engine, pickled = _called_by(3)
         if pickled:
-            limit_once("objects that are exchanged pickled (all_gather_object and its like)")
             return None
         group = _group(self.value("process_group", args, kwargs))
         frame = _frame(self.op, group)
@@ -356,6 +353,8 @@ def _register():
             library.impl(name, _Operator(name), "BackendSelect", with_keyset=True)
         else:
             limit_once("collectives of torch.distributed that this torch has under another name", name)
+    # Said of every job: saving a checkpoint may be all that it does so, and that is no difference between two runs.
+    limit_once("objects that are exchanged pickled (all_gather_object and its like)")
     functional = torch.library.Library("_c10d_functional", "IMPL")
     if hasattr(torch.ops._c10d_functional, "wait_tensor"):
         functional.impl("wait_tensor", _wait_tensor, "BackendSelect", with_keyset=True)

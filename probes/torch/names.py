@@ -2,6 +2,7 @@
 
 No name depends on when garbage is collected, which is another time in each run: see Numbers."""
 import dataclasses
+import enum
 import weakref
 from collections.abc import Mapping
 
@@ -64,6 +65,7 @@ _join = {}
 _kinds = {}
 lean = False       # launches are recorded: what layers are handed on a GPU is left to them (layers.py)
 specials = {}      # type of a tensor -> function(frame, role, name, tensor, flags), or None: it is read as it is
+layer_name = None  # function(name, module): another name of a part; megatron.py sets it
 find_special = None  # function(type) that gives one; parallel.py sets it. Asked once a type.
 _said = set()
 
@@ -192,6 +194,8 @@ def _walk(module, path, tree, seen):
     inner = _inner(module)
     for name, child in module._modules.items():
         if child is not None:
+            if layer_name is not None:
+                name = layer_name(name, child)
             below = path if child is inner else (path + "." + name if path else name)
             _walk(child, below, tree, seen)
 
@@ -250,6 +254,8 @@ def _kind_of(kind):
         return 2
     if dataclasses.is_dataclass(kind):
         return tuple(field.name for field in dataclasses.fields(kind))
+    if issubclass(kind, enum.Enum):
+        return 0
     if kind.__module__ not in ("builtins", "torch", "numpy") and kind.__flags__ & (1 << 9):  # made by a class statement
         limit_once("values of this type are not looked into", "%s.%s" % (kind.__module__, kind.__qualname__))
     return 0
@@ -289,14 +295,18 @@ def flatten_call(args, kwargs, name, into):
 
 
 plain = (Tensor, Parameter)
+# id of a parameter -> (shape of the whole tensor, where this part begins in it, its own shape), of a plain tensor that is
+# a part of a larger one; ids of those that are not complete between two steps. Made anew for each step by megatron.py.
+boxes = {}
+unsettled = set()
 
 
 def are_plain(parameters):
     """Of a module's table: none has a way of its own to be recorded."""
     for parameter in parameters.values():
-        if parameter is not None and type(parameter) not in plain:
+        if parameter is not None and (type(parameter) not in plain or boxes and id(parameter) in boxes):
             return False
-    return True
+    return not unsettled
 
 
 def special_of(kind):
@@ -307,11 +317,19 @@ def special_of(kind):
         return special
 
 
-def put(frame, role, name, tensor, flags=0):
-    """Records one tensor of any kind."""
+def fits(box, tensor):
+    """A parameter's state may hold other things too, such as a count."""
+    return box is not None and tuple(tensor.shape) == box[2]
+
+
+def put(frame, role, name, tensor, flags=0, box=None):
+    """Records one tensor of any kind. box: see boxes."""
     special = special_of(type(tensor)) if type(tensor) not in plain else None
     if special is not None:
         special(frame, role, name, tensor, flags)
+    elif fits(box, tensor):
+        if not native.tensor(frame, role, name, tensor, flags, box[0], box[1]):
+            unread(tensor, role)
     elif not native.tensor(frame, role, name, tensor, flags):
         unread(tensor, role)
 
@@ -319,11 +337,14 @@ def put(frame, role, name, tensor, flags=0):
 def put_held(frame, role, parameters):
     """Of a module's table: those that can be read."""
     for name, parameter in parameters.items():
-        if parameter is None:
+        if parameter is None or id(parameter) in unsettled:
             continue
         special = special_of(type(parameter)) if type(parameter) not in plain else None
+        box = boxes.get(id(parameter))
         if special is not None:
             special(frame, role, name, parameter, 0)
+        elif fits(box, parameter):
+            native.tensor(frame, role, name, parameter, 0, box[0], box[1])
         else:
             native.tensor(frame, role, name, parameter)
 
@@ -350,16 +371,17 @@ class Many:
     def __init__(self):
         self.entries = []
 
-    def add(self, frame, role, name, tensor):
+    def add(self, frame, role, name, tensor, box=None):
+        """box: see boxes."""
         if type(tensor) in plain:
-            self.entries.append((frame, role, name, tensor))
+            self.entries.append((frame, role, name, tensor, box if fits(box, tensor) else None))
         else:  # it may have a way of its own to be recorded
             self.flush()
             put(frame, role, name, tensor)
 
     def flush(self):
         if self.entries:
-            frames, roles, names, tensors = zip(*self.entries)
+            frames, roles, names, tensors, parts = zip(*self.entries)
             self.entries = []
-            for place in native.tensors_at(frames, roles, names, tensors) or ():
+            for place in native.tensors_at(frames, roles, names, tensors, 0, parts if boxes else None) or ():
                 unread(tensors[place], roles[place])

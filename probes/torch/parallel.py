@@ -241,12 +241,15 @@ def _backends(group):
 
 def install():
     names.find_special = _find_special
-    state.find_parts = find_flat_parts
+    state.find_parts.append(find_flat_parts)
     state.on_facts.append(tell)
     mesh = getattr(sys.modules.get("torch.distributed.device_mesh"), "DeviceMesh", None)
     if mesh is not None:
         mesh.__init__ = _mesh_made(mesh.__init__)
     if torch.distributed.is_available():
-        from . import collectives
+        from . import aside, collectives, megatron
 
         collectives.install()
+        aside.install()
+        state.on_made.append(aside.look)
+        megatron.install()

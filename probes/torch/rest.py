@@ -82,7 +82,8 @@ def _add_tensors(many, layer, role, named, phase, seen, module=None):
         if _is_readable(tensor):
             owner, full = state.owners.get(id(tensor), (None, name))  # full: it says which part of a sharded one it is
             is_own = module is not None and owner is not None and owner.reference() is module
-            many.add(state.frame(phase, layer, EVAL), role, full if is_own else name, tensor)
+            box = names.boxes.get(id(tensor)) if is_own else None
+            many.add(state.frame(phase, layer, EVAL), role, full if is_own else name, tensor, box)
         else:
             limit_once("what rests in modules that no step trains and cannot be read", type(tensor).__name__)
 
@@ -92,6 +93,7 @@ def record(stepped, serial):
     many = Many()
     updated = {id(p) for o in state.living() if id(o) in stepped for group in o.param_groups for p in group["params"]}
     active = {state.owners[p][0].tree for p in updated if p in state.owners}
+    updated |= names.unsettled
     active.update(tree for tree in list(names.trees.values()) if tree.trains and tree.serial == serial)
     for tree in list(names.trees.values()):
         if tree in active:
@@ -109,7 +111,7 @@ def record(stepped, serial):
 def record_final():
     """When the program ends, behind the last step."""
     state.own_all(False)
-    many, seen = Many(), set()
+    many, seen = Many(), set(names.unsettled)
     for layers in list(_kept_layers()):
         _add(many, layers, STATE, seen)
     for tree in list(names.trees.values()):

@@ -19,7 +19,10 @@ from .names import GRADIENT, LOAD, OPTIMIZER, OPTIMIZER_STATE, OTHER, PARAMETER,
 optimizers = {}    # id -> Made, in the order in which they were made
 in_use = set()     # serial numbers of optimizers, but of those that went with the last reference to them
 on_facts = []      # functions called before the first record
-find_parts = None  # function(module, {id of a parameter: what is added to its name}) of parallel.py
+on_made = []        # when an optimizer of torch's is made
+on_generators = []  # functions called with the frame of the generators, when those are recorded
+find_parts = []    # functions(module, {id of a parameter: what is added to its name}) of parallel.py and megatron.py
+find_copies = None  # function() of megatron.py: which layer the copies of parameters belong to that an optimizer updates
 _frames = {}
 _numbers = Numbers()
 _serials = itertools.count(1)
@@ -42,6 +45,8 @@ class Made:
 def note(optimizer):
     if id(optimizer) not in optimizers:
         optimizers[id(optimizer)] = Made(optimizer)
+        for function in on_made:
+            function()
 
 
 def _gone(key, number, serial):
@@ -78,8 +83,8 @@ def own(tree, deep):
         module = layer.reference()
         if module is None:
             continue
-        if find_parts is not None:
-            find_parts(module, parts)
+        for find in find_parts:
+            find(module, parts)
         for name, parameter in module._parameters.items():
             if parameter is None or id(parameter) in owners:
                 continue
@@ -106,10 +111,13 @@ def _find_parts():
 
 def own_all(deep):
     owners.clear()
+    names.boxes.clear()
     _find_parts()
     for tree in list(names.trees.values()):
         if tree.trains:
             own(tree, deep)
+    if find_copies is not None:
+        find_copies()
 
 
 def living():
@@ -180,7 +188,7 @@ def add_held(many, layer, phase, without):
             continue
         owner, name = owners.get(id(parameter), (None, ""))
         if owner is layer:
-            many.add(where, PARAMETER, name, parameter)
+            many.add(where, PARAMETER, name, parameter, names.boxes.get(id(parameter)))
     for name, buffer in module._buffers.items():
         if buffer is not None and not is_lazy(buffer):
             many.add(where, OTHER, name, buffer)
@@ -195,6 +203,8 @@ def record_generators():
     if "random" in _seeded:
         version, words, gauss = random.getstate()
         native.state(where, RNG, "python.rng", array("I", words).tobytes() + repr(gauss).encode())
+    for function in on_generators:
+        function(where)
     numpy = sys.modules.get("numpy.random")
     watch_seeds(numpy)
     if numpy is not None and "numpy.random" in _seeded:
@@ -322,7 +332,7 @@ def record_gradients(optimizer):
         for name, parameter in zip(own, parameters):
             gradient = parameter.grad
             if gradient is not None:
-                many.add(where, GRADIENT, join(name, "grad"), gradient)
+                many.add(where, GRADIENT, join(name, "grad"), gradient, names.boxes.get(id(parameter)))
     many.flush()
 
 
@@ -332,7 +342,7 @@ def record_updated(optimizer):
     for path, own, parameters in layers:
         where = frame(OPTIMIZER, path)
         for name, parameter in zip(own, parameters):
-            many.add(where, PARAMETER, name, parameter)
+            many.add(where, PARAMETER, name, parameter, names.boxes.get(id(parameter)))
     add_state(many, optimizer, OPTIMIZER, layers)
     many.flush()
 
@@ -344,15 +354,15 @@ def add_state(many, optimizer, phase, layers, flags=0):
         where = frame(phase, path, flags)
         held = []
         for name, parameter in zip(own, parameters):
-            state = states.get(parameter)
+            state, box = states.get(parameter), names.boxes.get(id(parameter))
             for key, value in state.items() if isinstance(state, dict) else ():
                 if isinstance(value, Tensor):
-                    held.append((join(name, key), value))
+                    held.append((join(name, key), value, box))
                 else:
                     many.flush()
                     _record_value(where, OPTIMIZER_STATE, join(name, key), value)
-        for name, value in held:
-            many.add(where, OPTIMIZER_STATE, name, value)
+        for name, value, box in held:
+            many.add(where, OPTIMIZER_STATE, name, value, box)
     many.flush()
     for key, value in states.items():
         if not isinstance(key, Tensor):  # of no parameter

@@ -3,7 +3,8 @@
 # where there is none.
 #
 # Usage: tests/torch/install.sh [--background | --cached] [PACKAGE...]
-#   PACKAGE       what must be importable as well: lightning, transformers (with accelerate), or a package's own name
+#   PACKAGE       what must be importable as well: lightning, transformers (with accelerate), megatron-core (with what
+#                 its checkpoints want), or a package's own name
 #   --background  prints nothing on stdout and comes back at once; what is missing is fetched meanwhile
 #   --cached      fetches nothing
 # Exit status: 0; 77 when it cannot be had (one sentence on stderr says why); 1 when it was called wrongly.
@@ -43,6 +44,7 @@ pinned() {
   case $1 in
     lightning) echo lightning==2.6.6 ;;
     transformers) echo transformers==5.23.0 accelerate==1.15.0 ;;
+    megatron-core) echo megatron-core==0.19.2 packaging==26.4 psutil==7.2.2 ;;  # psutil: its checkpoints want it
     *) echo "$1" ;;
   esac
 }
@@ -164,6 +166,24 @@ make_torch() {
   done
 }
 
+# Megatron Core says that it wants Python 3.12, and what the tests use of it runs with 3.11; it names no more than torch.
+pip_packages() {
+  local system platforms=()
+  [[ "${names[*]}" == *megatron-core* ]] || { pip_in "$new" "${names[@]}"; return; }
+  for system in manylinux_2_28 manylinux_2_24 manylinux_2_17 manylinux2014; do platforms+=(--platform "${system}_$(uname -m)"); done
+  # The first line is pip's own way to install for a Python that does not run here, which goes with --target only.
+  pip_in "$new" --python-version 3.12 --implementation cp --ignore-requires-python --only-binary=:all: "${platforms[@]}" --no-deps \
+    --target "$(echo "$new"/lib/python*/site-packages)" "${names[@]}"
+}
+
+# A line of Python that fails where a package is not there. Megatron Core cannot be imported without Triton.
+first_use() {
+  case $1 in
+    megatron-core) echo "import importlib.metadata as m; m.version('megatron-core'); import psutil, packaging" ;;
+    *) echo "import ${1//-/_}" ;;
+  esac
+}
+
 # An environment that sees the one of torch (its site-packages come after its own) and holds the packages alone.
 make_packages() {
   local name names=()
@@ -172,9 +192,9 @@ make_packages() {
   "$base/bin/python" -m venv --without-pip "$new" >/dev/null 2>&1 ||
     unavailable "no virtual environment can be made with $base"
   echo "$base"/lib/python*/site-packages >"$(echo "$new"/lib/python*/site-packages)/torch.pth"
-  pip_in "$new" "${names[@]}" || unavailable "${names[*]} cannot be had: $(last_error "$new")"
+  pip_packages || unavailable "${names[*]} cannot be had: $(last_error "$new")"
   for name in "$@"; do
-    works "$new" "import ${name//-/_}" || unavailable "${names[*]} cannot be had: $(last_error "$new")"
+    works "$new" "$(first_use "$name")" || unavailable "${names[*]} cannot be had: $(last_error "$new")"
   done
 }
 

@@ -33,7 +33,9 @@ def main():
     different = {found[name]["digest"] for name in names if not name.endswith(("empty", "number"))}
     assert len(different) > 60, f"only {len(different)} digests: expected most of them to differ"
     assert found["under modes"]["digest"] == found["subclass"]["digest"] == found["float32"]["digest"]
-    assert "unreadable" not in found
+    assert "unreadable" not in found and "wrong" not in found
+    places = {name: (found[name]["global_shape"], found[name]["global_offset"]) for name in ("part", "whole", "flat")}
+    assert places == {"part": ([12, 7], [6, 0]), "whole": (None, None), "flat": ([100], [58])}, places
     print(f"{len(names)} tensors of torch: as they lie, copied and as bytes they have one digest")
 
 

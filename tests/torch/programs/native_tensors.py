@@ -37,6 +37,15 @@ for name in "float8_e4m3fn float8_e5m2 uint16 uint32 uint64 complex32".split():
     forms(name, torch.arange(42 * size, dtype=torch.uint8).view(getattr(torch, name)).reshape(6, 7))
 record("parameter", torch.nn.Parameter(x))
 record("buffer", torch.nn.Buffer(x)) if hasattr(torch.nn, "Buffer") else record("buffer", x)
+# Parts of larger tensors and whole ones in one call.
+assert native.tensors_at([frame] * 3, [1] * 3, ["part", "whole", "flat"], [x, x, x.view(-1)], 0,
+                         [((12, 7), (6, 0), (6, 7)), None, ((100,), (58,))]) is None
+for box in (((12, 7), (6,)), ((12,), (6,)), ((12, 7),), 7):
+    try:
+        native.tensors_at([frame], [1], ["wrong"], [x], 0, [box])
+        print("was taken for a box:", box)
+    except (TypeError, ValueError):
+        pass
 
 
 class Mode(torch.overrides.TorchFunctionMode):

@@ -1,0 +1,68 @@
+"""What a job does beside its training: checkpoints that it saves and loads, objects that its ranks exchange pickled. The
+collectives of that are marked as an evaluation's are: compared where both runs have them, and no difference in themselves
+where only one does, as a run that saves is the same training as one that does not."""
+import functools
+import sys
+import threading
+
+import torch
+
+from . import _native as native
+from .names import EVAL, STATE, failed
+
+PICKLED = ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send_object_list",
+           "recv_object_list", "_broadcast_object_list")
+_CHECKPOINTS = (("megatron.core.dist_checkpointing", "megatron.core.dist_checkpointing.serialization", ("save", "load")),
+                ("torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict_saver", ("save", "async_save")),
+                ("torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict_loader", ("load",)))
+_thread = threading.local()
+_wrapped = set()
+
+
+def is_open():
+    return getattr(_thread, "depth", 0) > 0
+
+
+def aside(original):
+    frame = native.frame(STATE, "", "", 0, EVAL)
+
+    @functools.wraps(original)
+    def call(*args, **kwargs):
+        if not native.active() or torch.compiler.is_compiling():
+            return original(*args, **kwargs)
+        native.push(frame)
+        _thread.depth = getattr(_thread, "depth", 0) + 1
+        try:
+            return original(*args, **kwargs)
+        finally:
+            _thread.depth -= 1
+            native.pop()
+
+    return call
+
+
+def _wrap(names, *modules):
+    """In all modules that have the function under its name."""
+    for name in names:
+        original = getattr(modules[-1], name, None)
+        if original is None or (modules[-1].__name__, name) in _wrapped:
+            continue
+        _wrapped.add((modules[-1].__name__, name))
+        wrapped = aside(original)
+        for module in modules:
+            if getattr(module, name, None) is original:
+                setattr(module, name, wrapped)
+
+
+def look():
+    """When an optimizer is made: what saves and loads was imported by then, or comes with its first use."""
+    try:
+        for package, module, names in _CHECKPOINTS:
+            if package in sys.modules and module in sys.modules:
+                _wrap(names, sys.modules[package], sys.modules[module])
+    except Exception as error:
+        failed("the look for checkpoints", error)
+
+
+def install():
+    _wrap(PICKLED, torch.distributed, torch.distributed.distributed_c10d)
