@@ -11,11 +11,11 @@
 #include "cli/recording_options.h"
 #include "cli/replay.h"
 #include "cli/report.h"
-#include "cli/resume_state.h"
 #include "cli/terminal.h"
 #include "cli/verbs.h"
 #include "lib/cause_facts.h"
 #include "lib/diff.h"
+#include "lib/lost_state.h"
 
 namespace forkpoint {
 namespace fs = std::filesystem;
@@ -172,8 +172,19 @@ bool repeats_itself(const ResumeRequest& request) {
   return false;
 }
 
-void print_verdict(const Verdict& verdict, const ResumeRequest& request, bool json) {
-  const std::vector<std::string> states = states_of(verdict, request.checkpoint_at);
+std::vector<std::string> states_of(const Verdict& verdict, const ResumeRequest& request, bool repeats) {
+  if (!verdict.first) return {};
+  const Run straight = Run::open(request.run("straight")), stopped = Run::open(request.run("stopped")),
+            resumed = Run::open(request.run("resumed"));
+  try {
+    return lost_states({repeats ? &straight : nullptr, &stopped, &resumed, request.checkpoint_at});
+  } catch (const Error& error) {
+    print_warning(fmt::format("which state was lost cannot be told: {}", error.what()));
+    return {};
+  }
+}
+
+void print_verdict(const Verdict& verdict, const ResumeRequest& request, const std::vector<std::string>& states, bool json) {
   if (json) {
     using Json = nlohmann::ordered_json;
     Json object = to_json(verdict);
@@ -208,7 +219,7 @@ int resume(const Arguments& arguments) {
     verdict.reason = "the command does not repeat itself before the stop";
   }
   if (job.end == JobEnd::short_of) print_warning(job.trouble + ".");
-  print_verdict(verdict, request, arguments.has("json"));
+  print_verdict(verdict, request, states_of(verdict, request, comparable), arguments.has("json"));
   flush_answer();
   return comparable ? exit_code(verdict.outcome) : kTrouble;
 }

@@ -74,16 +74,23 @@ std::string fill_word(std::string word, const CommandValues& values) {
   return word;
 }
 
+// Many parsers take an option with '-' and with '_' between its words.
+bool is_option(std::string_view word, std::string_view option) {
+  return std::equal(word.begin(), word.end(), option.begin(), option.end(),
+                    [](char a, char b) { return a == b || ((a == '-' || a == '_') && (b == '-' || b == '_')); });
+}
+
 // `--option V` and `--option=V`. false: it is not there.
 bool set_value(Words* words, std::string_view option, const std::string& value) {
   bool found = false;
   for (size_t i = 0; i < words->size(); ++i) {
     std::string& word = (*words)[i];
-    if (word == option && value.empty()) found = true;
-    if (word == option && !value.empty() && i + 1 < words->size())
+    const size_t equals = word.find('=');
+    if (is_option(word, option) && value.empty()) found = true;
+    if (is_option(word, option) && !value.empty() && i + 1 < words->size())
       (*words)[++i] = value, found = true;
-    else if (!value.empty() && word.starts_with(std::string(option) + "="))
-      word = fmt::format("{}={}", option, value), found = true;
+    else if (!value.empty() && equals != std::string::npos && is_option(word.substr(0, equals), option))
+      word.replace(equals + 1, std::string::npos, value), found = true;
   }
   return found;
 }
@@ -114,9 +121,14 @@ size_t redirect(const CommandValues& values, Words* words) {
   if (values.user_directory.empty()) return 0;
   for (size_t i = 1; i < words->size(); ++i) {
     std::string& word = (*words)[i];
-    const size_t equals = word.starts_with('-') ? word.find('=') : std::string::npos;
+    const size_t equals = word.find('=');  // "--dir=X", and "dir=X" as hydra takes it
     const size_t begin = equals == std::string::npos ? 0 : equals + 1;
-    if (!is_same_folder(word.substr(begin), values.user_directory)) continue;
+    if (!is_same_folder(word.substr(begin), values.user_directory)) {
+      if (!is_same_folder(word, values.user_directory)) continue;
+      word = values.checkpoint_dir;  // a folder with '=' in its name
+      ++redirected;
+      continue;
+    }
     word.replace(begin, std::string::npos, values.checkpoint_dir);
     ++redirected;
   }

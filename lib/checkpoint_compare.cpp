@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cctype>
+#include <filesystem>
+#include <optional>
 
 #include "lib/pointing.h"
 #include "lib/verdict_text.h"
@@ -102,17 +104,62 @@ void point_at_first(const CheckpointContent& a, const CheckpointContent& b, Chec
   }
 }
 
+// The folder that a checkpoint is saved to is named in it by most trainers, and is no state of the training. What follows the
+// folder in a path that leads into it; nothing: it is no such path.
+std::optional<std::string> within_own_folder(const LeafName& name, const std::string& text, const CheckpointContent& content) {
+  if (text.size() < 3 || text.front() != '"' || text.back() != '"') return {};
+  const std::filesystem::path path = std::filesystem::path(text.substr(1, text.size() - 2)).lexically_normal();
+  const std::string word = path.string();
+  const std::string key = name.second.substr(name.second.rfind('.') + 1);
+  const bool called_path = key.find("dir") != key.npos || key.find("path") != key.npos || key.find("folder") != key.npos;
+  if (word.find('/') == word.npos && !called_path) return {};
+  std::error_code ignored;
+  const auto own = std::filesystem::absolute(content.path).lexically_normal();
+  for (const auto& folder : {own.parent_path(), std::filesystem::canonical(own, ignored).parent_path()}) {
+    const std::string here = folder.string();
+    if (path.is_absolute() && (word == here || word.starts_with(here + "/"))) return word.substr(here.size());
+    for (size_t end = word.size(); !path.is_absolute() && end > 0 && end != word.npos; end = word.rfind('/', end - 1)) {
+      if (here.ends_with("/" + word.substr(0, end))) return word.substr(end);
+      if (end == 0) break;
+    }
+  }
+  return {};
+}
+
+// How long an evaluation took, in the log of Hugging Face's Trainer.
+bool is_timing(const LeafName& name) {
+  if (name.first != "trainer_state" || !name.second.starts_with("log_history.")) return false;
+  return name.second.ends_with("_runtime") || name.second.ends_with("_per_second");
+}
+
+// Of values that differ: neither says anything about the training.
+bool are_circumstances(const LeafName& name, const std::string& text_a, const std::string& text_b, const CheckpointContent& a,
+                       const CheckpointContent& b) {
+  if (is_timing(name)) return true;
+  const auto rest = within_own_folder(name, text_a, a);
+  return rest && rest == within_own_folder(name, text_b, b);
+}
+
 void compare_values(const CheckpointContent& a, const CheckpointContent& b, CheckpointComparison* out) {
+  std::vector<std::string> circumstances;
   for (const auto& [name, value] : a.values) {
     const auto other = b.values.find(name);
     if (other != b.values.end()) ++out->values_compared;
     if (other != b.values.end() && other->second == value) continue;
+    if (other != b.values.end() && are_circumstances(name, value.text, other->second.text, a, b)) {
+      circumstances.push_back(to_string(name));
+      continue;
+    }
     out->values.push_back({to_string(name), value.text, other == b.values.end() ? "" : other->second.text});
   }
   for (const auto& [name, value] : b.values) {
     if (!a.values.contains(name)) out->values.push_back({to_string(name), "", value.text});
   }
   std::sort(out->values.begin(), out->values.end(), [](const auto& x, const auto& y) { return natural_less(x.name, y.name); });
+  if (circumstances.empty()) return;
+  out->notes.push_back(fmt::format("{} differ{} that only name the folder of the checkpoint itself or say how long an evaluation took, "
+                                   "first {}: not counted",
+                                   counted(circumstances.size(), "value"), circumstances.size() == 1 ? "s" : "", circumstances[0]));
 }
 
 // Prefixes that wrappers put before every name: DistributedDataParallel, torch.compile, FSDP, Lightning.

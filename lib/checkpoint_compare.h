@@ -34,7 +34,8 @@ struct CheckpointComparison {
 };
 
 // REQUIRES: digest_content of both. identical: all names agree, all tensors and (unless `tensors_only`) values are equal, and
-// nothing in either was unread. Names are compared as they are: a prefix that differs ("module.") is named in `notes`.
+// nothing in either was unread. Two values that differ, but each of which is a path into the folder that its own checkpoint lies in,
+// with the same rest, are no difference (a note says so), nor are the durations in a Trainer's log. Names are compared as they are: a prefix that differs ("module.") is named in `notes`.
 CheckpointComparison compare_checkpoints(const CheckpointContent& a, const CheckpointContent& b, bool tensors_only);
 
 }  // namespace forkpoint

@@ -11,6 +11,7 @@
 #include "lib/checkpoint_layouts.h"
 #include "lib/checkpoint_readers.h"
 #include "lib/error.h"
+#include "lib/python_json.h"
 #include "lib/safetensors.h"
 #include "lib/zip_file.h"
 
@@ -40,15 +41,9 @@ Digest digest_of_file(const FileSlice& file) {
 
 // "model-00001-of-00005.safetensors" and "model.safetensors" are both "model".
 std::string group_of(const std::string& file) {
-  std::string stem = file.substr(0, file.size() - fs::path(file).extension().string().size());
-  const size_t of = stem.rfind("-of-");
-  if (of == stem.npos || of == 0) return stem;
-  const auto digits = [](std::string_view text) {
-    return !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isdigit(c); });
-  };
-  const size_t dash = stem.rfind('-', of - 1);
-  if (dash == stem.npos || !digits(stem.substr(dash + 1, of - dash - 1)) || !digits(stem.substr(of + 4))) return stem;
-  return stem.substr(0, dash);
+  const std::string stem = file.substr(0, file.size() - fs::path(file).extension().string().size());
+  const auto numbered = numbered_file(stem);
+  return numbered ? numbered->stem : stem;
 }
 
 bool has_torch_name(const std::string& file) {
@@ -164,18 +159,20 @@ void read_safetensors_file(const FileSlice& file, LeafAdder* leaves) {
 
 void read_json_file(const FileSlice& file, LeafAdder* leaves) {
   const std::string text = file.text(0, file.size_bytes(), "the text");
-  const Json json = Json::parse(text, [](int depth, Json::parse_event_t, Json&) { return depth < kMaxLeafDepth; }, false);
+  const Json json = parse_python_json(text);
   if (json.is_discarded()) throw Error(fmt::format("{}: is no JSON: it is cut or damaged.", file.path()));
-  const auto walk = [&](const auto& self, const Json& value, const std::string& path) -> void {
+  const auto walk = [&](const auto& self, const Json& value, const std::string& path, int depth) -> void {
+    if (depth > kMaxLeafDepth) throw Error(fmt::format("{}: `{}...` is nested more than {} deep.", file.path(), path.substr(0, 60), kMaxLeafDepth));
+    if (std::string number = not_finite(value); !number.empty()) return leaves->value(path, number);
     if (!value.is_structured() || value.empty()) {
       return leaves->value(path, value.is_string() ? bytes_text("", value.get<std::string>()) : value.dump());
     }
     size_t index = 0;
     for (const auto& [key, item] : value.items()) {
-      self(self, item, joined(path, value.is_array() ? std::to_string(index++) : key));
+      self(self, item, joined(path, value.is_array() ? std::to_string(index++) : key), depth + 1);
     }
   };
-  walk(walk, json, "");
+  walk(walk, json, "", 0);
 }
 
 CheckpointContent read_content(const std::string& path) {

@@ -99,7 +99,19 @@ void list_into(const std::string& root, const std::string& below, int depth, std
 
 }  // namespace
 
+std::string_view without_partial_ending(std::string_view name) {
+  for (const std::string_view end : {".tmp", "_tmp", "-tmp", ".partial", ".incomplete", ".part"}) {
+    if (name.size() > end.size() && name.ends_with(end)) return name.substr(0, name.size() - end.size());
+  }
+  return {};
+}
+
 std::optional<NamedStep> known_name(std::string_view name) {
+  if (const std::string_view unfinished = without_partial_ending(name); !unfinished.empty()) {
+    auto named = known_name(unfinished);
+    if (named) named->partial = true;
+    return named;
+  }
   if (const auto step = number_after(name, "iter_")) return NamedStep{"megatron", *step};
   if (const auto step = number_after(name, "global_step")) return NamedStep{"deepspeed", *step};
   if (const auto step = number_after(name, "checkpoint-")) return NamedStep{"hf-trainer", *step};
@@ -107,6 +119,16 @@ std::optional<NamedStep> known_name(std::string_view name) {
   if (const auto step = number_after(name, "step-")) return NamedStep{"dcp", *step};
   if (const auto step = lightning_step(name)) return NamedStep{"lightning", *step};
   return {};
+}
+
+std::optional<NumberedFile> numbered_file(std::string_view stem) {
+  const size_t of = stem.rfind("-of-");
+  if (of == stem.npos || of == 0) return {};
+  const size_t dash = stem.rfind('-', of - 1);
+  if (dash == stem.npos) return {};
+  const auto number = number_of(stem.substr(dash + 1, of - dash - 1)), count = number_of(stem.substr(of + 4));
+  if (!number || !count) return {};
+  return NumberedFile{std::string(stem.substr(0, dash)), *number, *count};
 }
 
 void check_pattern(std::string_view pattern) {

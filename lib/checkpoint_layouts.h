@@ -20,8 +20,16 @@ struct NamedStep {
   bool partial = false;  // a name that the framework gives to what it has not finished
 };
 
+// "step-100" of "step-100.tmp": the name without what says that it is not finished. Empty: nothing says so.
+std::string_view without_partial_ending(std::string_view name);
 // What a file or folder of that name is among the known layouts. "dcp" may still turn out to be minigpt (see layout_of).
 std::optional<NamedStep> known_name(std::string_view name);
+struct NumberedFile {
+  std::string stem;
+  int64_t number = 0, count = 0;
+};
+// "model-00001-of-00005", as Hugging Face calls the parts of a model.
+std::optional<NumberedFile> numbered_file(std::string_view stem);
 // Of a user's pattern. REQUIRES: check_pattern.
 std::optional<int64_t> step_by_pattern(std::string_view name, std::string_view pattern);
 void check_pattern(std::string_view pattern);  // throws Error

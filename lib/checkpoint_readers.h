@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "lib/checkpoint_content.h"
+#include "lib/pickle.h"
 
 namespace forkpoint {
 
@@ -33,11 +34,15 @@ std::string bytes_text(std::string_view type, std::string_view bytes);
 
 // A zip file of torch.save. `prefix` goes before all names. Throws Error.
 void read_torch_file(const FileSlice& file, const std::string& prefix, LeafAdder* leaves);
+// All that such a file holds but the bytes of its tensors. Throws Error.
+Pickle torch_pickle(const FileSlice& file);
 // The one tensor that such a file holds (a chunk of DCP). Throws Error when it holds something else.
 CheckpointTensor read_torch_tensor(const FileSlice& file);
 void read_safetensors_file(const FileSlice& file, LeafAdder* leaves);
 // The folder of a .metadata file. A tensor whose chunks cannot be found has `unread`. Throws Error.
 void read_distributed(const std::string& folder, LeafAdder* leaves);
+// How long .metadata says that each data file beside it is, at least. Throws Error.
+std::map<std::string, uint64_t> distributed_files(const std::string& folder);
 void read_json_file(const FileSlice& file, LeafAdder* leaves);
 
 // "torch.bfloat16" to its type; false: none of ours.

@@ -16,9 +16,12 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "lib/checkpoint_inside.h"
 #include "lib/checkpoint_layouts.h"
+#include "lib/checkpoint_readers.h"
 #include "lib/error.h"
 #include "lib/input_file.h"
+#include "lib/python_json.h"
 #include "lib/safetensors.h"
 #include "lib/zip_file.h"
 
@@ -29,11 +32,14 @@ namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
 constexpr uint64_t kMaxTextBytes = 256ull << 20;
+constexpr uint64_t kMaxJsonBytes = 4ull << 20;  // a tokenizer's vocabulary is longer
 
-bool has(const std::vector<ListedFile>& files, std::string_view name) {
+const ListedFile* find(const std::vector<ListedFile>& files, std::string_view name) {
   const auto found = std::lower_bound(files.begin(), files.end(), name, [](const auto& a, auto& b) { return a.name < b; });
-  return found != files.end() && found->name == name;
+  return found != files.end() && found->name == name ? &*found : nullptr;
 }
+
+bool has(const std::vector<ListedFile>& files, std::string_view name) { return find(files, name) != nullptr; }
 
 bool ends_with_any(std::string_view name, std::initializer_list<std::string_view> ends) {
   return std::any_of(ends.begin(), ends.end(), [&](std::string_view end) { return name.ends_with(end); });
@@ -53,7 +59,7 @@ std::string word_in(const std::string& path) {
 
 // Files that a *.index.json of Hugging Face names ("weight_map": tensor name to file).
 std::string missing_in_index(const std::string& folder, const ListedFile& index, const std::vector<ListedFile>& files) {
-  const Json json = Json::parse(small_text(folder + "/" + index.name), nullptr, false);
+  const Json json = parse_python_json(small_text(folder + "/" + index.name));
   if (!json.is_object()) return fmt::format("{} is no JSON object: it is cut or damaged", index.name);
   const auto map = json.find("weight_map");
   if (map == json.end() || !map->is_object()) return {};
@@ -66,27 +72,35 @@ std::string missing_in_index(const std::string& folder, const ListedFile& index,
   return {};
 }
 
-// DCP names its data files __RANK_N.distcp; .metadata (a pickle) holds the names as plain text.
+// .metadata names each data file of DCP and says which bytes of it are whose.
 std::string missing_in_metadata(const std::string& folder, const std::string& name, const std::vector<ListedFile>& files) {
-  const std::string text = small_text(folder + "/" + name);
-  if (text.empty()) return fmt::format("{} is empty", name);
-  if (text.back() != '.') return fmt::format("{} does not end as a pickle does: it is cut", name);
-  const std::string beside = fs::path(name).parent_path().string();
-  constexpr std::string_view kEnd = ".distcp";
-  std::set<std::string> seen;
-  for (size_t at = text.find(kEnd); at != text.npos; at = text.find(kEnd, at + 1)) {
-    size_t begin = at;
-    while (begin > 0 && (std::isalnum(static_cast<unsigned char>(text[begin - 1])) || text[begin - 1] == '_')) --begin;
-    const std::string data = text.substr(begin, at + kEnd.size() - begin);
-    const std::string path = beside.empty() ? data : beside + "/" + data;
-    if (seen.insert(data).second && !has(files, path)) return fmt::format("{}, which {} names, is missing", path, name);
+  const FileSlice index = open_slice(folder + "/" + name);
+  if (index.size_bytes() == 0) return fmt::format("{} is empty", name);
+  if (index.text(index.size_bytes() - 1, 1, "the end") != ".") return fmt::format("{} does not end as a pickle does: it is cut", name);
+  const std::string below = fs::path(name).parent_path().string();
+  std::map<std::string, uint64_t> data_files;
+  try {
+    data_files = distributed_files(below.empty() ? folder : folder + "/" + below);
+  } catch (const Error& error) {
+    return fmt::format("{} cannot be read: {}", name, error.what());
+  }
+  for (const auto& [data, size_bytes] : data_files) {
+    const std::string path = below.empty() ? data : below + "/" + data;
+    const ListedFile* file = find(files, path);
+    if (!file) return fmt::format("{}, which {} names, is missing", path, name);
+    if (file->size_bytes < size_bytes) {
+      return fmt::format("{} has {} bytes, of which {} says that there are {}: it is cut", path, file->size_bytes, name, size_bytes);
+    }
   }
   return {};
 }
 
 bool is_partial_name(const std::string& name) {
-  const std::string file = fs::path(name).filename().string();
-  return ends_with_any(file, {".tmp", ".partial", ".incomplete", ".part"}) || file.find(".tmp.") != file.npos;
+  const fs::path path(name);
+  return std::any_of(path.begin(), path.end(), [](const fs::path& part) {
+    const std::string word = part.string();
+    return !without_partial_ending(word).empty() || word.find(".tmp.") != word.npos;
+  });
 }
 
 std::string why_files_not_whole(const std::string& path, const std::vector<ListedFile>& files) {
@@ -113,13 +127,49 @@ bool is_distributed(const std::vector<ListedFile>& files) {
          has(files, ".metadata") || has(files, "common.pt");
 }
 
+bool names_backend(const std::string& folder, std::string_view backend) {
+  const Json metadata = parse_python_json(small_text(folder + "/metadata.json"));
+  return metadata.is_object() && metadata.value("sharded_backend", Json()) == backend;
+}
+
+// Folders mp_rank_TT[_PPP][_EEE], one for each place in the grid of model-parallel ranks, with the same files in each.
+std::string missing_of_megatron(const Checkpoint& checkpoint, const std::vector<ListedFile>& files) {
+  std::map<std::string, std::set<std::string>> ranks;
+  std::set<std::string> names;
+  MegatronInside inside;
+  for (const ListedFile& file : files) {
+    const size_t slash = file.name.find('/');
+    if (slash == file.name.npos || !file.name.starts_with("mp_rank_")) continue;
+    const std::string name = file.name.substr(slash + 1);
+    names.insert(name);
+    ranks[file.name.substr(0, slash)].insert(name);
+    if (name == "model_optim_rng.pt" && inside.tensor_parallel == 0) inside = look_inside_megatron(checkpoint.path + "/" + file.name);
+  }
+  if (!names.contains("model_optim_rng.pt")) return "it has no mp_rank_*/model_optim_rng.pt";
+  for (const auto& [rank, held] : ranks) {
+    for (const std::string& name : names) {
+      if (!held.contains(name)) return fmt::format("{}/{} is missing, which other ranks have", rank, name);
+    }
+  }
+  const int64_t expected = std::max<int64_t>(1, inside.tensor_parallel) * std::max<int64_t>(1, inside.pipeline_parallel) *
+                           std::max<int64_t>(1, inside.expert_parallel);
+  if (static_cast<int64_t>(ranks.size()) < expected) {
+    return fmt::format("{} of {} folders mp_rank_* are missing", expected - static_cast<int64_t>(ranks.size()), expected);
+  }
+  if (inside.iteration >= 0 && inside.iteration != checkpoint.step) return fmt::format("what is in it is of iteration {}", inside.iteration);
+  return {};
+}
+
 std::string why_not_megatron(const Checkpoint& checkpoint, const std::vector<ListedFile>& files) {
   if (is_distributed(files)) {
     if (!has(files, ".metadata")) return ".metadata is missing, which is written when all tensors are";
     // torch_dcp and fsdp_dtensor checkpoints have no common.pt and no metadata.json.
     if (has(files, "common.pt") && !has(files, "metadata.json")) return "metadata.json is missing, which Megatron writes last";
-  } else if (std::none_of(files.begin(), files.end(), [](auto& f) { return f.name.ends_with("/model_optim_rng.pt"); })) {
-    return "it has no mp_rank_*/model_optim_rng.pt";
+    if (!has(files, "common.pt") && has(files, "metadata.json") && names_backend(checkpoint.path, "torch_dist")) {
+      return "common.pt is missing, which holds all that is not sharded";
+    }
+  } else if (std::string why = missing_of_megatron(checkpoint, files); !why.empty()) {
+    return why;
   }
   const std::string tracker = beside(checkpoint, "latest_checkpointed_iteration.txt");
   std::error_code error;
@@ -155,6 +205,50 @@ std::string missing_shard(const std::vector<ListedFile>& files) {
   return {};
 }
 
+// Each rank of a model-parallel group saves its part of the optimizer for itself under ZeRO; how many there are, the model's
+// files say.
+std::string missing_of_deepspeed(const std::string& folder, const std::vector<ListedFile>& files) {
+  constexpr std::string_view kRank = "mp_rank_", kModel = "_model_states.pt", kOptimizer = "_optim_states.pt";
+  std::set<std::string> ranks;
+  std::map<std::string, int64_t> parts;
+  DeepSpeedInside inside;
+  for (const ListedFile& file : files) {
+    const std::string name = fs::path(file.name).filename().string();
+    const size_t at = name.find(kRank);
+    const bool model = name.ends_with(kModel);
+    if (at == name.npos || (!model && !name.ends_with(kOptimizer))) continue;
+    const size_t begin = at + kRank.size();
+    const std::string rank = name.substr(begin, name.find_first_not_of("0123456789", begin) - begin);
+    ranks.insert(rank);
+    if (!model) ++parts[rank];
+    if (model && inside.data_parallel == 0) inside = look_inside_deepspeed(folder + "/" + file.name);
+  }
+  const auto count = static_cast<int64_t>(ranks.size());
+  if (inside.model_parallel > count) return fmt::format("{} of {} files mp_rank_*{} are missing", inside.model_parallel - count, inside.model_parallel, kModel);
+  if (inside.has_optimizer || (parts.empty() && inside.zero_stage == 0)) return {};
+  for (const std::string& rank : ranks) {
+    if (parts[rank] >= inside.data_parallel) continue;
+    return fmt::format("{} of {} files *mp_rank_{}{} are missing", inside.data_parallel - parts[rank], inside.data_parallel, rank, kOptimizer);
+  }
+  return {};
+}
+
+// "model-00001-of-00003.safetensors" implies two more.
+std::string missing_in_row(const std::vector<ListedFile>& files) {
+  for (const ListedFile& file : files) {
+    const fs::path path(file.name);
+    const auto place = numbered_file(path.stem().string());
+    const std::string end = path.extension().string();
+    if (!place || (end != ".safetensors" && end != ".bin")) continue;
+    const std::string begin = (path.parent_path() / place->stem).string();
+    for (int64_t i = 1; i <= std::min<int64_t>(place->count, 100'000); ++i) {
+      const std::string name = fmt::format("{}-{:05}-of-{:05}{}", begin, i, place->count, end);
+      if (!has(files, name)) return fmt::format("{} is missing", name);
+    }
+  }
+  return {};
+}
+
 std::string why_latest_not(const std::string& latest, const std::string& tag, int64_t step) {
   std::error_code error;
   if (!fs::exists(latest, error)) return "`latest` is missing beside it, which DeepSpeed writes last";
@@ -168,19 +262,59 @@ std::string why_latest_not(const std::string& latest, const std::string& tag, in
 std::string why_not_deepspeed(const Checkpoint& checkpoint, const std::vector<ListedFile>& files) {
   const auto is_state = [](const auto& f) { return ends_with_any(f.name, {"_model_states.pt", "_optim_states.pt"}); };
   if (std::none_of(files.begin(), files.end(), is_state)) return "it has no *_model_states.pt";
+  if (std::string why = missing_of_deepspeed(checkpoint.path, files); !why.empty()) return why;
   return why_latest_not(beside(checkpoint, "latest"), fs::path(checkpoint.path).filename().string(), checkpoint.step);
+}
+
+// The Trainer resumes without a word from a checkpoint that lacks its optimizer, schedule or generators: one that was saved
+// with save_only_model, or that is being deleted.
+std::string missing_of_trainer(const std::vector<ListedFile>& files) {
+  const auto any = [&](const auto& test) { return std::any_of(files.begin(), files.end(), [&](const auto& f) { return test(f.name); }); };
+  const auto starts = [&](std::string_view begin) { return any([&](const std::string& name) { return name.starts_with(begin); }); };
+  if (!starts("global_step")) {
+    const bool model = any([](const std::string& name) {
+      const bool other = name == "training_args.bin" || name.starts_with("optimizer");
+      return !other && (name.starts_with("pytorch_model") || ends_with_any(name, {".safetensors", ".bin", ".h5", ".msgpack"}));
+    });
+    if (!model) return "it holds no weights (model.safetensors, pytorch_model.bin, adapter_model.safetensors, ...)";
+    for (const ListedFile& file : files) {
+      const fs::path path(file.name);
+      const auto place = numbered_file(path.stem().string());
+      const std::string index = place ? place->stem + path.extension().string() + ".index.json" : "";
+      if (place && place->stem.find("model") != place->stem.npos && !has(files, index)) {
+        return fmt::format("{} is missing, which says what is in which file", index);
+      }
+    }
+    for (const std::string_view name : {"optimizer", "scheduler"}) {
+      if (!starts(name)) return fmt::format("{}.pt is missing: nothing can be resumed from it as it was", name);
+    }
+  }
+  std::set<int> ranks;
+  for (const ListedFile& file : files) {
+    constexpr std::string_view kBegin = "rng_state_";
+    int rank = 0;
+    const char* end = file.name.data() + file.name.size();
+    if (file.name.starts_with(kBegin) && std::from_chars(file.name.data() + kBegin.size(), end, rank).ec == std::errc()) ranks.insert(rank);
+  }
+  if (ranks.empty() && !has(files, "rng_state.pth")) return "rng_state.pth is missing: nothing can be resumed from it as it was";
+  for (int rank = 0; !ranks.empty() && rank <= std::max(1, *ranks.rbegin()); ++rank) {  // one rank alone has no number
+    if (!ranks.contains(rank)) return fmt::format("rng_state_{}.pth is missing, which that rank saves", rank);
+  }
+  return {};
 }
 
 std::string why_not_trainer(const Checkpoint& checkpoint, const std::vector<ListedFile>& files) {
   if (fs::path(checkpoint.path).filename().string().starts_with("tmp-")) return "the Trainer had not renamed it: it was not finished";
   if (!has(files, "trainer_state.json")) return "trainer_state.json is missing, which the Trainer writes last";
-  const Json state = Json::parse(small_text(checkpoint.path + "/trainer_state.json"), nullptr, false);
+  const Json state = parse_python_json(small_text(checkpoint.path + "/trainer_state.json"));
   if (!state.is_object()) return "trainer_state.json is no JSON object: it is cut or damaged";
   const auto step = state.find("global_step");
   if (step == state.end() || !step->is_number_integer()) return "trainer_state.json has no global_step";
   if (step->get<int64_t>() != checkpoint.step) return fmt::format("trainer_state.json is of step {}", step->get<int64_t>());
+  if (std::string why = missing_of_trainer(files); !why.empty()) return why;
   const std::string inner = fmt::format("global_step{}", checkpoint.step);  // of DeepSpeed, inside
   if (std::any_of(files.begin(), files.end(), [&](auto& f) { return f.name.starts_with(inner + "/"); })) {
+    if (std::string why = missing_of_deepspeed(checkpoint.path, files); !why.empty()) return why;
     return why_latest_not(checkpoint.path + "/latest", inner, checkpoint.step);
   }
   return {};
@@ -192,13 +326,26 @@ std::string why_not_dcp(const std::vector<ListedFile>& files) {
   return ".metadata is missing, which is written last";
 }
 
-std::string why_not_lightning(const std::vector<ListedFile>& files) {
-  if (files.size() == 1 && files[0].name.empty()) return {};  // one file: its end was checked
+std::string why_not_lightning(const Checkpoint& checkpoint, const std::vector<ListedFile>& files) {
+  if (files.size() == 1 && files[0].name.empty()) {  // one file: its end was checked
+    const auto inside = look_inside_lightning(checkpoint.path);
+    return inside && inside->weights_only ? "it holds weights alone (save_weights_only): nothing can be resumed from it" : "";
+  }
   if (has(files, ".metadata")) return has(files, "meta.pt") ? "" : "meta.pt is missing, which Lightning writes last";
   if (std::any_of(files.begin(), files.end(), [](const auto& f) { return f.name.ends_with("_states.pt"); })) {
     return has(files, "latest") ? "" : "`latest` is missing, which DeepSpeed writes last";
   }
   return "it is a folder without .metadata";
+}
+
+}  // namespace
+
+namespace {
+
+// A file so short that it ends within the first bytes of what torch.save writes.
+bool is_cut_signature(const FileSlice& slice) {
+  constexpr std::string_view kZip("PK\3\4", 4);
+  return slice.size_bytes() < kZip.size() && kZip.starts_with(slice.text(0, slice.size_bytes(), "the begin"));
 }
 
 }  // namespace
@@ -217,6 +364,11 @@ std::string why_file_not_whole(const std::string& folder, const ListedFile& file
     if (safetensors) read_safetensors(slice);
     // A .distcp file is a row of zip files, each as long as .metadata says.
     if (torch_name && !path.ends_with(".distcp") && ZipFile::begins(slice)) ZipFile{slice};
+    if (torch_name && is_cut_signature(slice)) return fmt::format("{} has {} bytes: it is cut", shown, slice.size_bytes());
+    if (path.ends_with(".json") && file.size_bytes <= kMaxJsonBytes &&
+        parse_python_json(slice.text(0, slice.size_bytes(), "the text")).is_discarded()) {
+      return fmt::format("{} is no JSON: it is cut or damaged", shown);
+    }
     if (torch_name && slice.size_bytes() >= 8 && slice.text(0, 8, "the begin") == std::string(8, '\0')) {
       return fmt::format("{} begins with zeros: its data never reached the disk", shown);
     }
@@ -231,6 +383,7 @@ std::string why_file_not_whole(const std::string& folder, const ListedFile& file
 
 std::string why_content_not_whole(const std::string& path, const std::vector<ListedFile>& files) {
   if (std::string why = why_files_not_whole(path, files); !why.empty()) return why;
+  if (std::string why = missing_in_row(files); !why.empty()) return why;
   return missing_shard(files);
 }
 
@@ -240,7 +393,7 @@ std::string why_not_whole(const Checkpoint& checkpoint, const std::vector<Listed
   if (checkpoint.kind == "deepspeed") return why_not_deepspeed(checkpoint, files);
   if (checkpoint.kind == "hf-trainer") return why_not_trainer(checkpoint, files);
   if (checkpoint.kind == "dcp") return why_not_dcp(files);
-  if (checkpoint.kind == "lightning") return why_not_lightning(files);
+  if (checkpoint.kind == "lightning") return why_not_lightning(checkpoint, files);
   if (checkpoint.kind == "minigpt") return has(files, "COMPLETE") ? "" : "COMPLETE is missing, which is written last";
   const bool dcp = std::any_of(files.begin(), files.end(), [](const auto& f) { return f.name.ends_with(".distcp"); });
   return dcp ? why_not_dcp(files) : "";

@@ -6,9 +6,10 @@
 #include <chrono>
 #include <ctime>
 #include <filesystem>
-#include <map>
+#include <set>
 #include <thread>
 
+#include "lib/checkpoint_inside.h"
 #include "lib/checkpoint_layouts.h"
 #include "lib/error.h"
 
@@ -24,6 +25,7 @@ constexpr size_t kMaxFolders = 10'000;
 
 struct Found {
   Checkpoint checkpoint;
+  bool names_step = true;
   std::vector<ListedFile> files;
 };
 
@@ -37,29 +39,52 @@ bool is_minigpt(const std::string& path, const std::vector<ListedFile>& files) {
   return minigpt || (files.empty() && fs::path(path).filename().string().starts_with("step-0"));
 }
 
-std::optional<Found> look_at(const std::string& path, const std::string& pattern) {
+// Lightning's count is asked of what it wrote: "last.ckpt" names none, and with several optimizers the one in the name counts
+// each of them.
+bool ask_lightning(const std::string& path, bool is_file, Found* found) {
+  const auto inside = look_inside_lightning(is_file ? path : path + "/meta.pt");
+  if (inside) found->checkpoint.step = inside->steps;
+  return inside.has_value();
+}
+
+// Which layout it is of, and which step. false: it is no checkpoint.
+bool name_it(const std::string& path, const std::string& pattern, Found* found) {
   const std::string name = fs::path(path).filename().string();
+  Checkpoint& checkpoint = found->checkpoint;
+  std::error_code error;
+  if (!pattern.empty()) {
+    const auto step = step_by_pattern(name, pattern);
+    checkpoint.kind = "pattern";
+    checkpoint.step = step.value_or(0);
+    return step.has_value();
+  }
+  const bool is_file = fs::is_regular_file(path, error);
+  const auto named = known_name(name);
+  if (!named && is_file && name.ends_with(".ckpt")) {
+    checkpoint.kind = "lightning";
+    found->names_step = false;
+    return ask_lightning(path, true, found);
+  }
+  if (!named || (is_file && named->kind != "lightning")) return false;
+  checkpoint.kind = named->kind;
+  checkpoint.step = named->step;
+  if (named->kind == "lightning") ask_lightning(path, is_file, found);
+  return true;
+}
+
+std::optional<Found> look_at(const std::string& path, const std::string& pattern) {
   Found found;
   Checkpoint& checkpoint = found.checkpoint;
   checkpoint.path = path;
-  std::error_code error;
-  const bool is_file = fs::is_regular_file(path, error);
-  if (pattern.empty()) {
-    const auto named = known_name(name);
-    if (!named || (is_file && named->kind != "lightning")) return {};
-    checkpoint.kind = named->kind;
-    checkpoint.step = named->step;
-  } else {
-    const auto step = step_by_pattern(name, pattern);
-    if (!step) return {};
-    checkpoint.kind = "pattern";
-    checkpoint.step = *step;
-  }
+  if (!name_it(path, pattern, &found)) return {};
   try {
     found.files = list_files(path);
     for (const ListedFile& file : found.files) checkpoint.size_bytes += file.size_bytes;
     if (checkpoint.kind == "dcp" && is_minigpt(path, found.files)) checkpoint.kind = "minigpt";
     checkpoint.why_not = why_not_whole(checkpoint, found.files);
+    if (checkpoint.why_not.empty() && pattern.empty() && !without_partial_ending(fs::path(path).filename().string()).empty()) {
+      checkpoint.why_not = "its name says that it was not finished";
+    }
   } catch (const Error& failed) {
     checkpoint.why_not = failed.what();
     if (checkpoint.why_not.ends_with('.')) checkpoint.why_not.pop_back();
@@ -68,12 +93,22 @@ std::optional<Found> look_at(const std::string& path, const std::string& pattern
   return found;
 }
 
+// "last.ckpt" beside the checkpoint that it is a copy of, or a link to.
+void drop_doubles(std::vector<Found>* all) {
+  std::set<int64_t> named;
+  for (const Found& found : *all) {
+    if (found.names_step && found.checkpoint.whole) named.insert(found.checkpoint.step);
+  }
+  std::erase_if(*all, [&](const Found& found) { return !found.names_step && named.contains(found.checkpoint.step); });
+}
+
 std::vector<Found> look_in(const std::string& directory, const std::string& pattern, std::error_code* error) {
   std::vector<Found> all;
   fs::directory_iterator entry(directory, *error);
   for (const fs::directory_iterator end; !*error && entry != end; entry.increment(*error)) {
     if (auto found = look_at(entry->path().string(), pattern)) all.push_back(std::move(*found));
   }
+  drop_doubles(&all);
   return all;
 }
 

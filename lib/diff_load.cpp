@@ -71,7 +71,10 @@ class LoadComparison {
       }
       equal_parameters += site.role == Role::parameter ? 1 : 0;
       const auto at_start = initial_states.find(state_key(site));
-      const bool moved = at_start != initial_states.end() && !(initial.columns.digest[at_start->second] == d.digest_a);
+      // Momentum that was not there when the other run began came to be in its steps; a count of steps may be anybody's.
+      const bool grew = at_start == initial_states.end() && !initial_states.empty() && site.role == Role::optimizer_state &&
+                        element_count(load.stream->layouts()[load.columns.layout[row]]) > 1;
+      const bool moved = at_start != initial_states.end() ? !(initial.columns.digest[at_start->second] == d.digest_a) : grew;
       out_.resumed |= moved && !(d.digest_a == Digest{});
     }
     if (initial_states.empty()) out_.resumed |= equal_parameters > 0 && equal_parameters * 2 >= parameters;

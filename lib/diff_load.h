@@ -13,7 +13,7 @@ struct Loads {
 };
 // Parameters and optimizer state only: other records of the load have no counterpart in a step. It is proven to be a
 // resume when some tensor of the load is the other run's at the end of the step before, is not zero, and is not that
-// run's initial one. Else nothing is compared: the later run may have run its first steps unrecorded.
+// run's initial one (state of the optimizer: also where that run began with none). Else nothing is compared: the later run may have run its first steps unrecorded.
 Loads compare_loads(const Alignment& alignment, Joins* joins);
 
 // What is known about a load before the compared steps.

@@ -29,6 +29,19 @@ class DistributedReader {
     pickle_ = Pickle::parse(file.text(0, file.size_bytes(), ".metadata"), file.path());
   }
 
+  std::map<std::string, uint64_t> files() {
+    const PickleValue* storage = pickle_.find(pickle_[pickle_.root()], "storage_data");
+    if (!storage) fail("it is no Metadata of torch.distributed.checkpoint");
+    index_storage(*storage);
+    std::map<std::string, uint64_t> ends;
+    for (const auto& [key, at] : stored_) {
+      if (at.offset > UINT64_MAX - at.size_bytes) fail("a place in a file is no number");
+      uint64_t& end = ends[at.file];
+      end = std::max(end, at.offset + at.size_bytes);
+    }
+    return ends;
+  }
+
   void read() {
     const PickleValue& root = pickle_[pickle_.root()];
     const PickleValue* tensors = pickle_.find(root, "state_dict_metadata");
@@ -164,6 +177,8 @@ void DistributedReader::add_part(const std::string& name, const PickleValue& chu
 }
 
 }  // namespace
+
+std::map<std::string, uint64_t> distributed_files(const std::string& folder) { return DistributedReader(folder, nullptr).files(); }
 
 void read_distributed(const std::string& folder, LeafAdder* leaves) { DistributedReader(folder, leaves).read(); }
 

@@ -62,6 +62,7 @@ class TorchReader {
     leaves_ = leaves;
     walk(pickle_.root(), prefix, 0);
   }
+  Pickle take_pickle() { return std::move(pickle_); }
   std::optional<CheckpointTensor> only_tensor() { return tensor_of(pickle_[pickle_.root()], 0); }
 
  private:
@@ -270,6 +271,8 @@ bool torch_dtype(std::string_view name, DType* dtype) {
 void read_torch_file(const FileSlice& file, const std::string& prefix, LeafAdder* leaves) {
   TorchReader(file).add_all(prefix, leaves);
 }
+
+Pickle torch_pickle(const FileSlice& file) { return TorchReader(file).take_pickle(); }
 
 CheckpointTensor read_torch_tensor(const FileSlice& file) {
   auto tensor = TorchReader(file).only_tensor();

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "lib/checkpoint_compare.h"
 #include "lib/error.h"
@@ -214,4 +215,41 @@ TEST_CASE("a pickle is data: what it would call stands as a name, and its limits
   CHECK_THROWS_AS(Pickle::parse("", "test"), Error);
   CHECK_THROWS_AS(Pickle::parse("X\xff\xff\xff\x7fshort.", "test"), Error);
   CHECK_THROWS_AS(Pickle::parse("t.", "test"), Error);
+}
+
+TEST_CASE("numbers that JSON has not are read as Python writes them") {
+  const TemporaryFolder folder;
+  put_file(folder / "a/state.json", R"({"loss": NaN, "norm": -Infinity, "text": "a \"NaN\", b", "x": [Infinity, 1]})");
+  const CheckpointContent content = read(folder / "a");
+  CHECK(content.unread.empty());
+  CHECK(content.values.at({"state", "loss"}).text == "NaN");
+  CHECK(content.values.at({"state", "norm"}).text == "-Infinity");
+  CHECK(content.values.at({"state", "text"}).text == R"("a "NaN", b")");
+  CHECK(content.values.at({"state", "x.0"}).text == "Infinity");
+  put_file(folder / "b/state.json", R"({"loss": NaX})");
+  CHECK(read(folder / "b").unread.size() == 2);  // it is neither whole nor read
+}
+
+TEST_CASE("the folder that a checkpoint lies in is no difference, any other path or word is") {
+  const TemporaryFolder folder;
+  const auto put = [&](const std::string& run, const std::string& output, const std::string& optimizer, const char* runtime) {
+    const std::string path = folder / (run + "/checkpoint-100");
+    put_file(path + "/model.safetensors", made_safetensors(three()));
+    put_file(path + "/args.bin", made_torch_file({{"output_dir", output}, {"optim", optimizer}, {"best", output + "/checkpoint-50"}}));
+    put_file(path + "/trainer_state.json", R"({"log_history": [{"eval_runtime": )" + std::string(runtime) + R"(, "eval_loss": 1.5}]})");
+    return path;
+  };
+  const std::string a = put("x/adam", folder / "x/adam", "adam", "1.25"), b = put("y/sgd", "y/sgd", "adam", "1.5");
+  const CheckpointComparison same = compared(a, b);
+  CHECK_MESSAGE(same.outcome == Outcome::identical, same.reason);
+  REQUIRE(same.notes.size() == 1);
+  CHECK(same.notes[0].starts_with("3 values differ that only name the folder"));
+  // Each is called like its run's folder, and is no path.
+  put("y/sgd", "y/sgd", "sgd", "1.25");
+  const CheckpointComparison other = compared(a, b);
+  CHECK(other.outcome == Outcome::diverged);
+  REQUIRE(other.values.size() == 1);
+  CHECK(other.values[0].name == "args: optim");
+  put("y/sgd", "z/sgd", "adam", "1.25");  // a path elsewhere
+  CHECK(compared(a, b).values.size() == 2);
 }

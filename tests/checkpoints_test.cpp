@@ -7,6 +7,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "lib/error.h"
@@ -42,6 +43,15 @@ void check_not_whole(const std::vector<Checkpoint>& all, int64_t step, const std
 
 void copy_dcp(const std::string& to) { std::filesystem::copy(kGolden + "/dcp", to); }
 
+// What the Trainer saves on one GPU, of 100 steps.
+void put_trainer(const std::string& path) {
+  put_file(path + "/config.json", R"({"model_type": "llama"})");
+  put_file(path + "/trainer_state.json", R"({"global_step": 100, "log_history": [{"loss": NaN, "grad_norm": Infinity, "x": "NaN"}]})");
+  for (const char* name : {"optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"}) {
+    put_file(path + "/" + name, made_torch_file({{"a", 1}}));
+  }
+}
+
 std::string weights() { return made_safetensors({{"w", {2, 3}, {1, 2, 3, 4, 5, 6}}}); }
 
 }  // namespace
@@ -60,6 +70,26 @@ TEST_CASE("Megatron's tracker file decides which iterations are whole") {
   check_not_whole(all, 300, "names 200 as the newest");
 }
 
+TEST_CASE("Megatron: a file for each model-parallel rank, as many as its arguments say, and alike") {
+  const TemporaryFolder folder;
+  const std::string path = folder / "iter_0000100";
+  const std::string rank = made_torch_file({{"iteration", 100}, {"args", {{"@class", "argparse.Namespace"}, {"tensor_model_parallel_size", 2},
+                                                                        {"pipeline_model_parallel_size", 2}}}});
+  put_file(folder / "latest_checkpointed_iteration.txt", "100");
+  for (const char* name : {"mp_rank_00_000", "mp_rank_00_001", "mp_rank_01_000"}) put_file(path + "/" + name + "/model_optim_rng.pt", rank);
+  check_not_whole(find_checkpoints(folder.path()), 100, "1 of 4 folders mp_rank_* are missing");
+  put_file(path + "/mp_rank_01_001/model_optim_rng.pt", rank);
+  check_whole(find_checkpoints(folder.path()), 100, "megatron");
+  put_file(path + "/mp_rank_01_001/distrib_optim.pt", made_torch_file({{"a", 1}}));
+  check_not_whole(find_checkpoints(folder.path()), 100, "mp_rank_00_000/distrib_optim.pt is missing");
+  for (const char* name : {"mp_rank_00_000", "mp_rank_00_001", "mp_rank_01_000"}) {
+    put_file(path + "/" + name + "/distrib_optim.pt", made_torch_file({{"a", 1}}));
+  }
+  check_whole(find_checkpoints(folder.path()), 100, "megatron");
+  std::filesystem::rename(path, folder / "iter_0000050");
+  check_not_whole(find_checkpoints(folder.path()), 50, "is of iteration 100");
+}
+
 TEST_CASE("a distributed checkpoint of Megatron needs .metadata and metadata.json, which come last") {
   const TemporaryFolder folder;
   put_file(folder / "latest_checkpointed_iteration.txt", "100");
@@ -69,8 +99,37 @@ TEST_CASE("a distributed checkpoint of Megatron needs .metadata and metadata.jso
   check_not_whole(find_checkpoints(folder.path()), 100, "metadata.json is missing");
   put_file(path + "/metadata.json", "{\"sharded_backend\": \"torch_dist\"}");
   check_whole(find_checkpoints(folder.path()), 100, "megatron");
+  std::filesystem::remove(path + "/common.pt");
+  check_not_whole(find_checkpoints(folder.path()), 100, "common.pt is missing");
+  put_file(path + "/metadata.json", "{\"sharded_backend\": \"torch_dcp\"}");  // has none
+  check_whole(find_checkpoints(folder.path()), 100, "megatron");
   std::filesystem::remove(path + "/.metadata");
   check_not_whole(find_checkpoints(folder.path()), 100, ".metadata is missing");
+}
+
+TEST_CASE("DeepSpeed: as many parts of the optimizer as the model's file says there were ranks, also where the last are missing") {
+  const TemporaryFolder folder;
+  const std::string path = folder / "global_step100";
+  const auto model = [](const char* stage, const nlohmann::json& optimizer) {
+    return made_torch_file({{"dp_world_size", 2}, {"mp_world_size", 2}, {"optimizer", optimizer},
+                            {"ds_config", {{"zero_optimization", {{"stage", std::stoi(stage)}}}}}});
+  };
+  put_file(folder / "latest", "global_step100");
+  put_file(path + "/mp_rank_00_model_states.pt", model("1", nullptr));
+  check_not_whole(find_checkpoints(folder.path()), 100, "1 of 2 files mp_rank_*_model_states.pt are missing");
+  put_file(path + "/mp_rank_01_model_states.pt", model("1", nullptr));
+  check_not_whole(find_checkpoints(folder.path()), 100, "2 of 2 files *mp_rank_00_optim_states.pt are missing");
+  for (const char* rank : {"0_mp_rank_00", "1_mp_rank_00", "0_mp_rank_01"}) {
+    put_file(path + "/bf16_zero_pp_rank_" + rank + "_optim_states.pt", made_torch_file({{"a", 1}}));
+  }
+  check_not_whole(find_checkpoints(folder.path()), 100, "1 of 2 files *mp_rank_01_optim_states.pt are missing");
+  put_file(path + "/bf16_zero_pp_rank_1_mp_rank_01_optim_states.pt", made_torch_file({{"a", 1}}));
+  check_whole(find_checkpoints(folder.path()), 100, "deepspeed");
+  for (const char* rank : {"0_mp_rank_00", "1_mp_rank_00", "0_mp_rank_01", "1_mp_rank_01"}) {
+    std::filesystem::remove(path + "/bf16_zero_pp_rank_" + rank + "_optim_states.pt");
+  }
+  for (const char* rank : {"00", "01"}) put_file(path + "/mp_rank_" + rank + "_model_states.pt", model("0", {{"state", 1}}));
+  check_whole(find_checkpoints(folder.path()), 100, "deepspeed");  // without ZeRO it is in the model's file
 }
 
 TEST_CASE("DeepSpeed: `latest` and all shards of the optimizer") {
@@ -90,19 +149,92 @@ TEST_CASE("DeepSpeed: `latest` and all shards of the optimizer") {
 TEST_CASE("HF Trainer: trainer_state.json of that step, and every shard that the index names") {
   const TemporaryFolder folder;
   const std::string path = folder / "checkpoint-100";
+  put_trainer(path);
   put_file(path + "/model-00001-of-00002.safetensors", weights());
+  put_file(path + "/model.safetensors.index.json", R"({"weight_map": {"w": "model-00001-of-00002.safetensors"}})");
+  check_not_whole(find_checkpoints(folder.path()), 100, "model-00002-of-00002.safetensors is missing");
   put_file(path + "/model.safetensors.index.json",
            R"({"weight_map": {"w": "model-00001-of-00002.safetensors", "v": "model-00002-of-00002.safetensors"}})");
-  put_file(path + "/trainer_state.json", R"({"global_step": 100})");
   check_not_whole(find_checkpoints(folder.path()), 100, "model-00002-of-00002.safetensors, which model.safetensors.index.json names");
   put_file(path + "/model-00002-of-00002.safetensors", weights());
   check_whole(find_checkpoints(folder.path()), 100, "hf-trainer");
+  std::filesystem::remove(path + "/model.safetensors.index.json");
+  check_not_whole(find_checkpoints(folder.path()), 100, "model.safetensors.index.json is missing");
   put_file(path + "/trainer_state.json", R"({"global_step": 90})");
   check_not_whole(find_checkpoints(folder.path()), 100, "trainer_state.json is of step 90");
   std::filesystem::remove(path + "/trainer_state.json");
   check_not_whole(find_checkpoints(folder.path()), 100, "trainer_state.json is missing");
   put_file(folder / "tmp-checkpoint-200/model.safetensors", weights());
   check_not_whole(find_checkpoints(folder.path()), 200, "not renamed it");
+}
+
+TEST_CASE("HF Trainer: a loss that is no number is in its log and no damage, a cut JSON file is") {
+  const TemporaryFolder folder;
+  const std::string path = folder / "checkpoint-100", state = path + "/trainer_state.json";
+  put_trainer(path);
+  put_file(path + "/model.safetensors", weights());
+  check_whole(find_checkpoints(folder.path()), 100, "hf-trainer");
+  const std::string text = get_file(state);
+  for (size_t size = 0; size < text.size(); ++size) {
+    put_file(state, text.substr(0, size));
+    CHECK_FALSE(of_step(find_checkpoints(folder.path()), 100).whole);
+  }
+  put_file(state, text);
+  put_file(path + "/config.json", R"({"model_type": "lla)");
+  check_not_whole(find_checkpoints(folder.path()), 100, "config.json is no JSON");
+}
+
+TEST_CASE("HF Trainer: what it would resume without, and not say so, is missed here") {
+  const TemporaryFolder folder;
+  const std::string path = folder / "checkpoint-100";
+  const auto put = [&] {
+    put_trainer(path);
+    put_file(path + "/model.safetensors", weights());
+  };
+  put();
+  for (const char* name : {"optimizer.pt", "scheduler.pt", "rng_state.pth"}) {
+    std::filesystem::remove(path + "/" + name);
+    check_not_whole(find_checkpoints(folder.path()), 100, std::string(name) + " is missing");
+    put();
+    check_whole(find_checkpoints(folder.path()), 100, "hf-trainer");
+  }
+  std::filesystem::remove(path + "/model.safetensors");
+  check_not_whole(find_checkpoints(folder.path()), 100, "it holds no weights");
+  put_file(path + "/adapter_model.safetensors", weights());  // of PEFT
+  check_whole(find_checkpoints(folder.path()), 100, "hf-trainer");
+  // Of several ranks: each saves its own.
+  std::filesystem::rename(path + "/rng_state.pth", path + "/rng_state_0.pth");
+  check_not_whole(find_checkpoints(folder.path()), 100, "rng_state_1.pth is missing");
+  put_file(path + "/rng_state_1.pth", made_torch_file({{"a", 1}}));
+  check_whole(find_checkpoints(folder.path()), 100, "hf-trainer");
+  put_file(path + "/rng_state_3.pth", made_torch_file({{"a", 1}}));
+  check_not_whole(find_checkpoints(folder.path()), 100, "rng_state_2.pth is missing");
+}
+
+TEST_CASE("HF Trainer with FSDP: the optimizer is a folder of DCP") {
+  const TemporaryFolder folder;
+  const std::string path = folder / "checkpoint-100";
+  put_trainer(path);
+  std::filesystem::remove(path + "/optimizer.pt");
+  copy_dcp(path + "/optimizer_0");
+  copy_dcp(path + "/pytorch_model_fsdp_0");
+  check_whole(find_checkpoints(folder.path()), 100, "hf-trainer");
+  std::filesystem::remove(path + "/optimizer_0/__1_0.distcp");
+  check_not_whole(find_checkpoints(folder.path()), 100, "optimizer_0/__1_0.distcp, which optimizer_0/.metadata names, is missing");
+}
+
+TEST_CASE("a data file of DCP that is shorter than .metadata says is cut") {
+  const TemporaryFolder folder;
+  copy_dcp(folder / "step-100");
+  for (const char* name : {"__0_0.distcp", "__1_0.distcp"}) {
+    const std::string path = folder / ("step-100/" + std::string(name)), data = get_file(path);
+    for (const size_t size : {size_t{0}, size_t{1}, data.size() / 2, data.size() - 1}) {
+      put_file(path, data.substr(0, size));
+      check_not_whole(find_checkpoints(folder.path()), 100, "it is cut");
+    }
+    put_file(path, data);
+    check_whole(find_checkpoints(folder.path()), 100, "dcp");
+  }
 }
 
 TEST_CASE("DCP: .metadata, and every file that it names; step-100 and step-000100 are told apart by what is in them") {
@@ -118,6 +250,59 @@ TEST_CASE("DCP: .metadata, and every file that it names; step-100 and step-00010
   check_not_whole(find_checkpoints(folder.path()), 100, "__1_0.distcp, which .metadata names, is missing");
   std::filesystem::remove(folder / "step-100/.metadata");
   check_not_whole(find_checkpoints(folder.path()), 100, ".metadata is missing");
+}
+
+nlohmann::json lightning(int64_t global_step, int optimizers, int64_t batches) {
+  nlohmann::json value = {{"pytorch-lightning_version", "2.6.6"}, {"global_step", global_step}};
+  for (int i = 0; i < optimizers; ++i) value["optimizer_states"].push_back({{"state", nlohmann::json::object()}});
+  value["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"] = {{"processed", batches}};
+  return value;
+}
+
+TEST_CASE("Lightning's last.ckpt names no step: what it holds does, unless it is a copy of one that is there") {
+  const TemporaryFolder folder;
+  put_file(folder / "epoch=0-step=100.ckpt", made_torch_file(lightning(100, 1, 100)));
+  put_file(folder / "last.ckpt", made_torch_file(lightning(100, 1, 100)));
+  CHECK(find_checkpoints(folder.path()).size() == 1);
+  put_file(folder / "last.ckpt", made_torch_file(lightning(150, 1, 300)));  // two batches a step
+  put_file(folder / "other.ckpt", made_torch_file({{"global_step", 7}}));
+  const auto all = find_checkpoints(folder.path());
+  CHECK(all.size() == 2);
+  check_whole(all, 150, "lightning");
+  std::filesystem::remove(folder / "last.ckpt");
+  std::filesystem::create_symlink("epoch=0-step=100.ckpt", folder / "last.ckpt");
+  CHECK(find_checkpoints(folder.path()).size() == 1);
+  // The named one is cut: its copy is all there is.
+  std::filesystem::remove(folder / "last.ckpt");
+  put_file(folder / "last.ckpt", made_torch_file(lightning(100, 1, 100)));
+  put_file(folder / "epoch=0-step=100.ckpt", made_torch_file(lightning(100, 1, 100)).substr(0, 60));
+  CHECK(newest_checkpoint(find_checkpoints(folder.path()), 100)->path.ends_with("last.ckpt"));
+}
+
+TEST_CASE("Lightning counts each of several optimizers, forkpoint the batch in which all of them step") {
+  const TemporaryFolder folder;
+  put_file(folder / "epoch=0-step=8.ckpt", made_torch_file(lightning(8, 2, 4)));
+  check_whole(find_checkpoints(folder.path()), 4, "lightning");
+  put_file(folder / "epoch=0-step=8.ckpt", made_torch_file(lightning(8, 2, 8)));  // one of them in each batch: it cannot be told
+  check_whole(find_checkpoints(folder.path()), 8, "lightning");
+}
+
+TEST_CASE("weights alone are no checkpoint of Lightning's to resume from") {
+  const TemporaryFolder folder;
+  put_file(folder / "epoch=0-step=8.ckpt", made_torch_file(lightning(8, 0, 8)));
+  check_not_whole(find_checkpoints(folder.path()), 8, "it holds weights alone");
+}
+
+TEST_CASE("what a name calls unfinished is listed, and not whole") {
+  const TemporaryFolder folder;
+  copy_dcp(folder / "step-100.tmp");
+  put_file(folder / "epoch=0-step=200.ckpt.part", made_torch_file(lightning(200, 1, 200)));
+  copy_dcp(folder / "step-300");
+  put_file(folder / "step-300/export.tmp/model.safetensors", weights());
+  const auto all = find_checkpoints(folder.path());
+  check_not_whole(all, 100, "its name says that it was not finished");
+  check_not_whole(all, 200, "its name says that it was not finished");
+  check_not_whole(all, 300, "export.tmp/model.safetensors is a file that was not finished");
 }
 
 TEST_CASE("Lightning's names, with an epoch, a metric or a version after the step") {

@@ -188,6 +188,20 @@ TEST_CASE("a command that is not told its checkpoint is refused before it is sta
   CHECK_FALSE(fs::exists(folder / "replay.checkpoint"));
 }
 
+TEST_CASE("an option of a preset is found with '-' and with '_' in it, and the user's folder behind any NAME=") {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder / "ckpts");
+  std::ofstream(folder / "ckpts/ckpt_4.raw") << "data";
+  const ProgramResult result = run_forkpoint({"replay", "--checkpoint", folder / "ckpts", "--checkpoint-pattern", "ckpt_{step}.raw", "--preset",
+                                              "hf-trainer", "--steps", "4:5", "--timeout", "5", "-o", folder / "run", "--", "/bin/true",
+                                              "--output-dir", folder / "other", "--resume-from-checkpoint=old", "dir=" + (folder / "ckpts")});
+  INFO(result.err);
+  CHECK(result.err.find("--output-dir " + (folder / "run.checkpoint")) != std::string::npos);
+  CHECK(result.err.find("--resume-from-checkpoint=" + (folder / "run.checkpoint/ckpt_4.raw")) != std::string::npos);
+  CHECK(result.err.find("dir=" + (folder / "run.checkpoint\n")) != std::string::npos);
+  CHECK(result.err.find("--resume_from_checkpoint") == std::string::npos);
+}
+
 TEST_CASE("processes that ignore SIGTERM, go to other sessions and start their ranks again are ended") {
   const std::string line = [] {
     std::string text;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,10 @@ struct MadeTensor {
   std::vector<float> values;
 };
 std::string made_safetensors(const std::vector<MadeTensor>& tensors);
+
+// As torch.save writes it, of text, whole numbers, true and false, null, lists and objects. An object with a "@class"
+// ("argparse.Namespace") is pickled as one of that class.
+std::string made_torch_file(const nlohmann::json& value);
 
 // Of the smallest zip file there is: an end record.
 std::string empty_zip();

@@ -44,6 +44,19 @@ Value permuted(uint64_t seed, const ValueShape& form) {
   return digested(data, form);
 }
 
+Value through_bf16(uint64_t seed) {
+  auto data = content(seed, {});
+  for (size_t at = 0; at < data.size(); at += 4) {
+    uint32_t bits = 0;
+    std::memcpy(&bits, &data[at], 4);
+    const uint32_t below = bits & 0xFFFF, half = 0x8000;
+    bits &= 0xFFFF0000;
+    if (below > half || (below == half && (bits & 0x10000) != 0)) bits += 0x10000;
+    std::memcpy(&data[at], &bits, 4);
+  }
+  return digested(data, {});
+}
+
 Value with_nan(uint64_t seed, const ValueShape& form) {
   auto data = content(seed, form);
   const float nan = std::numeric_limits<float>::quiet_NaN();

@@ -26,6 +26,7 @@ struct ValueShape {
 Value value(uint64_t seed, const ValueShape& form = {});
 Value flipped(uint64_t seed, size_t word, int bit, const ValueShape& form = {});  // of a 32-bit word of value(seed)
 Value permuted(uint64_t seed, const ValueShape& form = {});                       // two words of value(seed) exchanged
+Value through_bf16(uint64_t seed);  // each element of value(seed) rounded to bf16 (to nearest, ties to even), as f32
 Value with_nan(uint64_t seed, const ValueShape& form = {});
 Value zeros(const ValueShape& form = {});
 Value shard(uint64_t seed, const std::vector<int64_t>& global_shape, const std::vector<int64_t>& offset,

@@ -1,6 +1,7 @@
 """forkpoint checkpoints on files that torch itself writes: equal where torch says so, different where one element is."""
 import argparse
 import collections
+import io
 import json
 import os
 import pathlib
@@ -12,7 +13,9 @@ import numpy
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
 FORKPOINT = os.path.join(os.environ["FORKPOINT_BUILD"], "forkpoint")
@@ -144,6 +147,98 @@ def test_dcp_of_one_and_of_two_ranks(folder):
     shard = folder / "cut" / "step-100" / "__1_0.distcp"
     shard.write_bytes(shard.read_bytes()[:-1])
     assert compare(f"{folder}/one@100", folder / "cut" / "step-100")["verdict"] == "incomparable"
+
+
+def listed(folder, step=100):
+    done = subprocess.run([FORKPOINT, "checkpoints", "--json", str(folder)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return next(c for c in json.loads(done.stdout)["checkpoints"] if c["step"] == step)
+
+
+def write_fsdp2(rank, world, path, port):
+    """As torchtitan and Megatron save: FSDP2's model and its optimizer by their own names. The update is one by elements, so
+    that it is the same for any number of ranks."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo")
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(7, 9), torch.nn.Linear(9, 5))
+    for layer in (*model, model):
+        fully_shard(layer, mesh=init_device_mesh("cpu", (world,)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for parameter in model.parameters():
+        parameter.grad = parameter.detach() * 0.5
+    optimizer.step()
+    weights, state = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optimizer": state, "train_state": {"step": 100}}, checkpoint_id=path)
+    dist.destroy_process_group()
+
+
+def test_fsdp2_of_one_and_of_two_ranks_and_each_file_cut(folder):
+    port = 30700 + os.getpid() % 1000
+    for i, (name, world) in enumerate((("one", 1), ("two", 2))):
+        torch.multiprocessing.spawn(write_fsdp2, (world, str(folder / name / "step-100"), port + i), nprocs=world)
+    same = compare(f"{folder}/one@100", f"{folder}/two@100")
+    assert same["verdict"] == "identical" and same["tensors_compared"] >= 12, same
+    path = folder / "two" / "step-100"
+    assert listed(folder / "two")["whole"]
+    for file in sorted(path.iterdir()):
+        kept = file.read_bytes()
+        for size in {0, 1, len(kept) // 2, len(kept) - 1}:
+            file.write_bytes(kept[:size])
+            assert not listed(folder / "two")["whole"], f"{file.name} cut to {size} of {len(kept)}"
+        file.unlink()
+        assert not listed(folder / "two")["whole"], f"{file.name} removed"
+        file.write_bytes(kept)
+    # The same tensors as Megatron's torch_dist lays them out.
+    megatron = folder / "megatron" / "iter_0000100"
+    shutil.copytree(path, megatron)
+    torch.save({"iteration": 100, "args": argparse.Namespace(tensor_model_parallel_size=2)}, megatron / "common.pt")
+    (folder / "megatron" / "latest_checkpointed_iteration.txt").write_text("100")
+    assert listed(folder / "megatron")["why_not"].startswith("metadata.json is missing")
+    (megatron / "metadata.json").write_text('{"sharded_backend": "torch_dist", "sharded_backend_version": 1, "common_backend": "torch"}')
+    assert listed(folder / "megatron")["whole"] and listed(folder / "megatron")["kind"] == "megatron"
+    shutil.copytree(folder / "megatron", folder / "flipped")
+    data = folder / "flipped" / "iter_0000100" / "__1_0.distcp"
+    bytes_, weight = bytearray(data.read_bytes()), dcp.FileSystemReader(path).read_metadata()
+    at = next(where for index, where in weight.storage_data.items()
+              if index.fqn == "model.1.weight" and where.relative_path == "__1_0.distcp")
+    chunk = torch.load(io.BytesIO(bytes_[at.offset:at.offset + at.length]), weights_only=True)
+    place = bytes_.find(chunk.numpy().tobytes(), at.offset)
+    assert place > 0
+    bytes_[place] ^= 1
+    data.write_bytes(bytes_)
+    found = compare(f"{folder}/megatron@100", f"{folder}/flipped@100")
+    assert names(found) == ["model.1.weight"] and abs(found["tensors"][0]["pointing"]["delta"]) == 1, found
+
+
+def test_deepspeed_as_zero_lays_it_out(folder):
+    def write(name, flip=False):
+        path = folder / name / "global_step100"
+        path.mkdir(parents=True)
+        torch.manual_seed(2)
+        torch.save({"module": {"w": torch.randn(3, 5).bfloat16()}, "buffer_names": [], "optimizer": None, "lr_scheduler": {"last": 100},
+                    "skipped_steps": 1, "global_steps": 100, "global_samples": 800, "dp_world_size": 2, "mp_world_size": 1,
+                    "ds_config": {"zero_optimization": {"stage": 1}}, "ds_version": "0.16.0"}, path / "mp_rank_00_model_states.pt")
+        for rank in range(2):
+            part = torch.randn(8)
+            if flip and rank == 1:
+                part.view(torch.int32)[5] ^= 1 << 3
+            torch.save({"optimizer_state_dict": {"base_optimizer_state": {"state": {0: {"exp_avg": part, "step": 100}}},
+                                                 "single_partition_of_fp32_groups": [part.clone()], "zero_stage": 1},
+                        "ds_version": "0.16.0"}, path / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+        (folder / name / "latest").write_text("global_step100")
+        return path
+    path = write("a")
+    write("b")
+    write("c", flip=True)
+    assert listed(folder / "a")["whole"] and listed(folder / "a")["kind"] == "deepspeed"
+    assert compare(f"{folder}/a@100", f"{folder}/b@100")["verdict"] == "identical"
+    found = compare(f"{folder}/a@100", f"{folder}/c@100")
+    begin = "bf16_zero_pp_rank_1_mp_rank_00_optim_states: optimizer_state_dict."
+    assert names(found) == [begin + "base_optimizer_state.state.0.exp_avg", begin + "single_partition_of_fp32_groups.0"], found
+    assert [abs(t["pointing"]["delta"]) for t in found["tensors"]] == [8, 8], found
+    (path / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()  # the last one: only the model's file tells of it
+    assert "1 of 2 files" in listed(folder / "a")["why_not"], listed(folder / "a")
 
 
 def main():
