@@ -7,9 +7,9 @@ import sys
 import tempfile
 import time
 
-from bridge_driver import BUILD, FORKPOINT, PROGRAMS, alone, diff, environment, rows, run
+from bridge_driver import BUILD, FORKPOINT, PROGRAMS, alone, diff, environment, record, rows, run
 
-STEPS = "2000"
+STEPS, PAUSE = "2000", "0.005"
 PROBE = str(BUILD / "libforkpoint.so")
 
 
@@ -29,11 +29,11 @@ def attach(folder, name, sockets, *options):
 
 
 def main():
-    expected = alone("attach_loop.py", STEPS).stdout
+    expected = alone("attach_loop.py", STEPS, 0).stdout
     with tempfile.TemporaryDirectory() as place:
         folder = pathlib.Path(place)
         sockets = str(folder / "sockets")
-        job = subprocess.Popen([sys.executable, str(PROGRAMS / "attach_loop.py"), STEPS], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        job = subprocess.Popen([sys.executable, str(PROGRAMS / "attach_loop.py"), STEPS, PAUSE], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                text=True, env=environment(LD_PRELOAD=PROBE, FORKPOINT_SOCKETS=sockets))
         try:
             ps = lambda: json.loads(run([FORKPOINT, "ps", "--json"], FORKPOINT_SOCKETS=sockets).stdout)
@@ -52,10 +52,7 @@ def main():
         assert not any(name.startswith("forward 0: output") for name in rows(folder / "run1", windows[1][0])), "level step records no outputs"
         # The numbers of the steps and all values are those of a job that was recorded from its start.
         first, last = windows[2]
-        command = [FORKPOINT, "record", "-o", folder / "whole", "--level", "layer", "--steps", f"{first}:{last}", "--", sys.executable,
-                   PROGRAMS / "attach_loop.py", STEPS]
-        done = run(command)
-        assert done.status == 0, done.stderr
+        record(folder / "whole", "attach_loop.py", last + 1, 0, options=("--steps", f"{first}:{last}"))
         verdict = diff(folder / "whole", folder / "run2")
         # What the job started from is in the recording only; nobody saw it of the attached one, and the verdict says so.
         assert verdict["first"] is None and not verdict["gaps"] and "the 3 common steps are equal" in verdict["reason"], verdict

@@ -1,15 +1,13 @@
 """`forkpoint record --watch` on PyTorch: what becomes non-finite is said in time, what is meant to be is not, and the layers
 of the steps after a finding are recorded where that was asked for."""
 import re
-import sys
 import tempfile
 
-from bridge_driver import FORKPOINT, PROGRAMS, alone, rows, run
+from bridge_driver import FORKPOINT, alone, command_of, rows, run
 
 
 def watch(folder, *arguments, options=("--watch", "nan")):
-    command = [sys.executable, PROGRAMS / "bridge_watch.py", *arguments]
-    return run([FORKPOINT, "record", *options, "-o", folder, "--", *command])
+    return run([FORKPOINT, "record", *options, "-o", folder, "--", *command_of("bridge_watch.py", *arguments)])
 
 
 def layers_in(folder, step):

@@ -1,4 +1,4 @@
-"""attach_loop.py STEPS: a training loop that takes its time; prints a digest of what it has learned."""
+"""attach_loop.py STEPS SECONDS: a training loop that rests that long after each step; prints a digest of what it has learned."""
 import hashlib
 import sys
 import time
@@ -14,7 +14,7 @@ for step in range(int(sys.argv[1])):
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-    time.sleep(0.005)
+    time.sleep(float(sys.argv[2]))
 digest = hashlib.sha256()
 for parameter in model.parameters():
     digest.update(parameter.detach().numpy().tobytes())
