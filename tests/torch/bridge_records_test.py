@@ -1,7 +1,7 @@
-"""What is recorded of programs, and under which names."""
+"""What is recorded of programs, and under which names; and that they compute what they compute without the probe."""
 import tempfile
 
-from bridge_driver import record, rows
+from bridge_driver import rows, the_results_are_the_same
 
 # Of step 1: records that must be there, and words that no record may have.
 EXPECTED = {
@@ -17,8 +17,8 @@ EXPECTED = {
         "optimizer GPT: mask micro 1",
     ], ["eval", "python.rng"]),
     ("bridge_gan.py",): ([
-        "forward Critic: input eval", "forward fc1: output eval", "forward Critic#2.fc1: output",
-        "forward Maker.net.0: input", "backward BCEWithLogitsLoss: grad_input.0",
+        "forward Critic: input eval", "forward fc1: weight eval", "forward fc1: output eval", "forward Critic#2.fc1: output",
+        "forward Maker.net.0: input", "forward Maker.net.1: running_mean", "backward BCEWithLogitsLoss: grad_input.0",
         "optimizer Maker.net.1: running_mean micro 1", "optimizer -: SGD#2.lr micro 1",
     ], []),
     ("bridge_checkpoint.py", "reentrant"): ([
@@ -71,14 +71,14 @@ def missing_and_unwanted(folder, expected, unwanted):
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         for i, (program, (expected, unwanted)) in enumerate(EXPECTED.items()):
-            record(f"{folder}/{i}", *program)
+            the_results_are_the_same(f"{folder}/{i}", *program)
             missing, wrong, found = missing_and_unwanted(f"{folder}/{i}", expected, unwanted)
             listing = "\n".join(found)
             assert not missing and not wrong, f"{program}: missing {missing}, unwanted {wrong}, found:\n{listing}"
             if program[1:] == ("scaler",):
                 assert [found["optimizer -: skipped"]["value"]] == [1.0], "step 1 overflowed: expected it to be skipped"
-        record(f"{folder}/step", "bridge_gpt.py", level="step")
+        the_results_are_the_same(f"{folder}/step", "bridge_gpt.py", level="step")
         found = rows(f"{folder}/step")
         layered = [name for name, row in found.items() if row["role"] in ("input", "output")]
         assert not layered and "optimizer tok: weight micro 1" in found, f"level step: found {layered}"
-    print(len(EXPECTED), "programs are recorded as expected")
+    print(len(EXPECTED), "programs are recorded as expected, and give the same results")
