@@ -1,10 +1,9 @@
 """`forkpoint bisect` on a PyTorch script that nobody edited: sums that are added up in another order are found, down to the op
 and its operands, without a checkpoint and without anybody having said in which layer to look."""
 import json
-import sys
 import tempfile
 
-from bridge_driver import FORKPOINT, PROGRAMS, place, record, run
+from bridge_driver import FORKPOINT, command_of, place, record, run
 
 PROGRAM = "ops_moe.py"
 
@@ -34,7 +33,7 @@ if __name__ == "__main__":
         record(f"{folder}/bad", PROGRAM, "--steps", "2", "--fault", "order@1")
         found = bisect(f"{folder}/order", f"{folder}/good", f"{folder}/bad")
         expect(found, 1, "forward", "blocks.1.combine", "aten::index_add#0", 4)
-        good = f"{sys.executable} {PROGRAMS / PROGRAM} --steps 3"
+        good = " ".join(map(str, command_of(PROGRAM, "--steps", 3)))
         found = bisect(f"{folder}/backward", "--steps", "0:2", "--good", good, "--bad", f"{good} --fault backward@1")
         expect(found, 1, "backward", "tok", "aten::embedding_dense_backward#0", 6)
     print("sums that are added up in another order are bisected to the op, and its operands say so")
