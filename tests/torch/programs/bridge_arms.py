@@ -1,4 +1,5 @@
-"""Two runs of one program that differ in one thing, or in nothing that counts: bridge_arms.py CASE ARM (0 or 1)."""
+"""Trains models one after the other; runs that are told to do CASEs differently differ in one thing each, or in nothing that
+counts: bridge_arms.py CASE[,CASE...] [CASE[,CASE...] to be done differently]."""
 import copy
 import gc
 import sys
@@ -126,6 +127,41 @@ def teacher_without_gradients():
             teacher[2].bias.data[0] += 1
 
     fit(model, after=after, loss_of=loss_of)
+
+
+@case
+def statistics_of_a_teacher():
+    model, teacher = net(), net(nn.BatchNorm1d(8)).eval()
+
+    def loss_of(x):
+        with torch.no_grad():
+            teacher(x)
+        return model(x).square().mean()
+
+    def after(step):
+        if ARM and step == 1:
+            teacher[2].running_mean[0] += 1
+
+    fit(model, after=after, loss_of=loss_of)
+
+
+@case
+def buffer_of_a_layer():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("scale", torch.ones(8))
+
+        def forward(self, x):
+            return x * self.scale
+
+    model = net(Scaled())
+
+    def after(step):
+        if ARM and step == 1:
+            model[2].scale[3] = 2
+
+    fit(model, after=after)
 
 
 @case
@@ -258,7 +294,11 @@ def modules_made_in_forward():
 
 
 if __name__ == "__main__":
-    torch.manual_seed(0)
     torch.set_num_threads(1)
-    ARM = int(sys.argv[2])
-    CASES[sys.argv[1]]()
+    changed = sys.argv[2].split(",") if len(sys.argv) > 2 else []
+    for name in sys.argv[1].split(","):
+        ARM = int(name in changed)
+        globals().pop("kept", None)
+        torch.manual_seed(0)
+        CASES[name]()
+        gc.enable()
