@@ -1,12 +1,11 @@
 """`forkpoint check` on a PyTorch script that nobody edited: a reference is made, met, and missed by a changed weight."""
 import pathlib
-import sys
 import tempfile
 import xml.etree.ElementTree
 
-from bridge_driver import FORKPOINT, PROGRAMS, run
+from bridge_driver import FORKPOINT, command_of, run
 
-COMMAND = (sys.executable, PROGRAMS / "replayed.py")
+COMMAND = command_of("replayed.py")
 runs = 0
 
 
