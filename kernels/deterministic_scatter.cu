@@ -76,7 +76,8 @@ __device__ void write_out(const ScatterWork& work, int64_t row, int64_t column, 
 
 // kUnroll rows' loads are issued before the first is used; what is added is added in the order of the places.
 template <typename T, int kCount>
-__device__ void add_places(const ScatterWork& work, int64_t place, int count, int64_t column, typename Sum<T>::Type* sums) {
+__device__ void add_places(const ScatterWork& work, int64_t place, int count, int64_t column,
+                           typename Sum<T>::Type* sums) {
   using S = typename Sum<T>::Type;
   const T* src = static_cast<const T*>(work.src) + column;
   Elements<T, kCount> loaded[kUnroll];
@@ -91,8 +92,10 @@ __device__ void add_places(const ScatterWork& work, int64_t place, int count, in
     if (i >= count) break;
     for (int c = 0; c < kCount; ++c) {
       const S value = widen(loaded[i].values[c]);
-      if (work.flags & kScatterProduct) sums[c] = multiply(sums[c], value);
-      else sums[c] = work.weights ? add_product(sums[c], weights[i], value) : add(sums[c], value);
+      if (work.flags & kScatterProduct)
+        sums[c] = multiply(sums[c], value);
+      else
+        sums[c] = work.weights ? add_product(sums[c], weights[i], value) : add(sums[c], value);
     }
   }
 }
@@ -108,7 +111,8 @@ __device__ void sum_piece(const ScatterWork& work, int64_t place, int lane) {
   const bool whole = first && (end == work.keys.count || work.keys.at(end) != key);
   S* partial = static_cast<S*>(work.partials) + (whole ? 0 : slot_of_piece(place, first) * work.partial_stride);
   const int64_t stride = int64_t{work.piece_threads} * kCount * gridDim.y;
-  for (int64_t column = (int64_t{blockIdx.y} * work.piece_threads + lane) * kCount; column < work.columns; column += stride) {
+  for (int64_t column = (int64_t{blockIdx.y} * work.piece_threads + lane) * kCount; column < work.columns;
+       column += stride) {
     S sums[kCount];
     for (int c = 0; c < kCount; ++c) sums[c] = nothing<S>(work.flags);
     int64_t at = place;
@@ -208,18 +212,18 @@ extern "C" __global__ void forkpoint_scatter_starts(const __grid_constant__ Scat
   if (threadIdx.x % 32 == 0 && place < work.keys.count) work.starts[place / 32] = word;
 }
 
-#define FORKPOINT_SCATTER_KERNELS(name, type)                                                                      \
-  extern "C" __global__ void __launch_bounds__(kBlockThreads)                                                      \
-      forkpoint_scatter_pieces_##name(const __grid_constant__ ScatterWork work) {                                  \
-    sum_pieces<type, 1>(work);                                                                                     \
-  }                                                                                                                \
-  extern "C" __global__ void __launch_bounds__(kBlockThreads)                                                      \
-      forkpoint_scatter_vectors_##name(const __grid_constant__ ScatterWork work) {                                 \
-    sum_pieces<type, 16 / sizeof(type)>(work);                                                                     \
-  }                                                                                                                \
-  extern "C" __global__ void __launch_bounds__(256)                                                                \
-      forkpoint_scatter_combine_##name(const __grid_constant__ ScatterWork work) {                                 \
-    combine<type>(work);                                                                                           \
+#define FORKPOINT_SCATTER_KERNELS(name, type)                                      \
+  extern "C" __global__ void __launch_bounds__(kBlockThreads)                      \
+      forkpoint_scatter_pieces_##name(const __grid_constant__ ScatterWork work) {  \
+    sum_pieces<type, 1>(work);                                                     \
+  }                                                                                \
+  extern "C" __global__ void __launch_bounds__(kBlockThreads)                      \
+      forkpoint_scatter_vectors_##name(const __grid_constant__ ScatterWork work) { \
+    sum_pieces<type, 16 / sizeof(type)>(work);                                     \
+  }                                                                                \
+  extern "C" __global__ void __launch_bounds__(256)                                \
+      forkpoint_scatter_combine_##name(const __grid_constant__ ScatterWork work) { \
+    combine<type>(work);                                                           \
   }
 
 FORKPOINT_SCATTER_KERNELS(float32, float)
@@ -232,12 +236,14 @@ FORKPOINT_SCATTER_KERNELS(float64, double)
 namespace forkpoint {
 namespace {
 
-#define FORKPOINT_OF_TYPES(kind)                                                                           \
+#define FORKPOINT_OF_TYPES(kind)                                                                                    \
   (const void*)device::forkpoint_scatter_##kind##_float32, (const void*)device::forkpoint_scatter_##kind##_float16, \
-      (const void*)device::forkpoint_scatter_##kind##_bfloat16, (const void*)device::forkpoint_scatter_##kind##_float64
+      (const void*)device::forkpoint_scatter_##kind##_bfloat16,                                                     \
+      (const void*)device::forkpoint_scatter_##kind##_float64
 
-const void* const kKernels[kScatterKernelCount] = {(const void*)device::forkpoint_scatter_starts, FORKPOINT_OF_TYPES(pieces),
-                                                   FORKPOINT_OF_TYPES(vectors), FORKPOINT_OF_TYPES(combine)};
+const void* const kKernels[kScatterKernelCount] = {(const void*)device::forkpoint_scatter_starts,
+                                                   FORKPOINT_OF_TYPES(pieces), FORKPOINT_OF_TYPES(vectors),
+                                                   FORKPOINT_OF_TYPES(combine)};
 
 }  // namespace
 
@@ -250,7 +256,8 @@ cudaError_t scatter_on_device(ScatterType type, const ScatterWork& work, cudaStr
   void* arguments[] = {&plan.work};
   for (const ScatterLaunch& launch : plan.launches) {
     if (launch.grid_x == 0) continue;
-    error = cudaLaunchKernel(kKernels[launch.kernel], dim3(launch.grid_x, launch.grid_y), dim3(launch.block), arguments, 0, stream);
+    error = cudaLaunchKernel(kKernels[launch.kernel], dim3(launch.grid_x, launch.grid_y), dim3(launch.block), arguments,
+                             0, stream);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

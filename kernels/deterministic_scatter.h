@@ -1,5 +1,5 @@
-// Sums of rows by destination in a fixed order, through the CUDA runtime (kernels/scatter_launch.h says what is computed and
-// guaranteed). Used alone by trainers and tests; the probe launches the same kernels through the driver.
+// Sums of rows by destination in a fixed order, through the CUDA runtime (kernels/scatter_launch.h says what is
+// computed and guaranteed). Used alone by trainers and tests; the probe launches the same kernels through the driver.
 //
 // Nothing is allocated or synchronised; asynchronous on `stream`, may be captured. The error returned is the launch's.
 #pragma once

@@ -3,9 +3,9 @@
 namespace forkpoint {
 namespace {
 
-constexpr int64_t kBlock = 128;             // of the pieces' kernel
+constexpr int64_t kBlock = 128;  // of the pieces' kernel
 constexpr int64_t kBlocksPerProcessor = 16;
-constexpr int64_t kColumnsOfCombine = 32;   // of one block
+constexpr int64_t kColumnsOfCombine = 32;  // of one block
 constexpr int64_t kMostColumnBlocks = 1024;
 
 int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
@@ -22,8 +22,8 @@ bool fits_vectors(const ScatterWork& work, int64_t bytes) {
          work.out_stride % elements == 0;
 }
 
-// An odd number of blocks: pieces of a long segment start at every 128th place, and strides that share a factor with that
-// would leave most blocks without work.
+// An odd number of blocks: pieces of a long segment start at every 128th place, and strides that share a factor with
+// that would leave most blocks without work.
 uint32_t grid_of(int64_t needed, int64_t room) {
   const int64_t grid = at_most(needed, room < 1 ? 1 : room);
   return static_cast<uint32_t>(grid > 2 ? (grid - 1) | 1 : grid);
@@ -39,7 +39,8 @@ ScatterLaunch plan_pieces(ScatterType type, ScatterWork* work, int multiprocesso
   ScatterLaunch launch;
   launch.kernel = (vectors ? kScatterPiecesVector : kScatterPieces) + static_cast<int>(type);
   launch.block = static_cast<uint32_t>(kBlock);
-  launch.grid_y = static_cast<uint32_t>(threads == kBlock ? at_most(divide_up(needed_threads, kBlock), kMostColumnBlocks) : 1);
+  launch.grid_y =
+      static_cast<uint32_t>(threads == kBlock ? at_most(divide_up(needed_threads, kBlock), kMostColumnBlocks) : 1);
   const int64_t units_of_block = threads == kBlock ? 1 : kBlock / 32;
   const int64_t room = multiprocessors * kBlocksPerProcessor / launch.grid_y;
   const int least = threads == kBlock ? 1 : 32 / threads;  // places of a warp, at least one for each of its groups
@@ -54,13 +55,11 @@ ScatterLaunch plan_pieces(ScatterType type, ScatterWork* work, int multiprocesso
 }  // namespace
 
 const char* const kScatterKernelNames[kScatterKernelCount] = {
-    "forkpoint_scatter_starts",
-    "forkpoint_scatter_pieces_float32", "forkpoint_scatter_pieces_float16",
-    "forkpoint_scatter_pieces_bfloat16", "forkpoint_scatter_pieces_float64",
-    "forkpoint_scatter_vectors_float32", "forkpoint_scatter_vectors_float16",
-    "forkpoint_scatter_vectors_bfloat16", "forkpoint_scatter_vectors_float64",
-    "forkpoint_scatter_combine_float32", "forkpoint_scatter_combine_float16",
-    "forkpoint_scatter_combine_bfloat16", "forkpoint_scatter_combine_float64",
+    "forkpoint_scatter_starts",          "forkpoint_scatter_pieces_float32",   "forkpoint_scatter_pieces_float16",
+    "forkpoint_scatter_pieces_bfloat16", "forkpoint_scatter_pieces_float64",   "forkpoint_scatter_vectors_float32",
+    "forkpoint_scatter_vectors_float16", "forkpoint_scatter_vectors_bfloat16", "forkpoint_scatter_vectors_float64",
+    "forkpoint_scatter_combine_float32", "forkpoint_scatter_combine_float16",  "forkpoint_scatter_combine_bfloat16",
+    "forkpoint_scatter_combine_float64",
 };
 
 size_t scatter_starts_bytes(int64_t count) { return static_cast<size_t>(divide_up(count, 32)) * 4; }

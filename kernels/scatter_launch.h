@@ -3,11 +3,14 @@
 //
 // What they compute: for each destination row d, over the places p with keys[p] == d, in ascending order of p,
 //   sum(d) = weight(p) * src[row(p)]  added up (or multiplied, kProduct) as kernels/scatter_plan.h says,
-//   out[d] = rounded once from  (add: out[d] +) alpha * sum(d), divided (mean) by the places and, where added to, one more.
-// Rows without places are left as they are. Sums are formed in float for float and narrower types, in double for double.
+//   out[d] = rounded once from  (add: out[d] +) alpha * sum(d), divided (mean) by the places and, where added to, one
+//   more.
+// Rows without places are left as they are. Sums are formed in float for float and narrower types, in double for
+// double.
 //
-// Guarantee: gpu_to_gpu, as the order of additions depends on the keys alone and every operation rounds as IEEE 754 says
-// (fused multiply-adds are asked for by name). Nothing is allocated or waited for; may be captured in a CUDA graph.
+// Guarantee: gpu_to_gpu, as the order of additions depends on the keys alone and every operation rounds as IEEE 754
+// says (fused multiply-adds are asked for by name). Nothing is allocated or waited for; may be captured in a CUDA
+// graph.
 #pragma once
 
 #include <cstddef>
@@ -21,12 +24,12 @@ enum class ScatterType : uint8_t { float32, float16, bfloat16, float64 };
 enum ScatterFlags : uint32_t { kScatterAdd = 1, kScatterMean = 2, kScatterProduct = 4 };
 
 struct ScatterWork {
-  const void* src;       // row r begins at element r * src_stride
-  void* out;             // row d begins at element d * out_stride
-  const int64_t* rows;   // of src, by place; null: place p is row p
-  const void* weights;   // float (double where the type is), by place; null: all are 1
-  uint32_t* starts;      // scratch of scatter_starts_bytes()
-  void* partials;        // scratch of scatter_partials_bytes(), on 16 bytes
+  const void* src;      // row r begins at element r * src_stride
+  void* out;            // row d begins at element d * out_stride
+  const int64_t* rows;  // of src, by place; null: place p is row p
+  const void* weights;  // float (double where the type is), by place; null: all are 1
+  uint32_t* starts;     // scratch of scatter_starts_bytes()
+  void* partials;       // scratch of scatter_partials_bytes(), on 16 bytes
   scatter::SortedKeys keys;
   int64_t out_rows;
   int64_t columns;
@@ -36,12 +39,17 @@ struct ScatterWork {
   double alpha;
   uint32_t flags;
   // Filled by the planner: how the pieces are spread. No bit of the result depends on them.
-  int32_t piece_threads;   // threads that share a piece: a power of two up to 32, or 128
-  int32_t places;          // a warp's (or block's) share, a power of two up to 32
+  int32_t piece_threads;  // threads that share a piece: a power of two up to 32, or 128
+  int32_t places;         // a warp's (or block's) share, a power of two up to 32
 };
 
-enum ScatterKernel : int { kScatterStarts, kScatterPieces, kScatterPiecesVector = kScatterPieces + 4,
-                           kScatterCombine = kScatterPiecesVector + 4, kScatterKernelCount = kScatterCombine + 4 };
+enum ScatterKernel : int {
+  kScatterStarts,
+  kScatterPieces,
+  kScatterPiecesVector = kScatterPieces + 4,
+  kScatterCombine = kScatterPiecesVector + 4,
+  kScatterKernelCount = kScatterCombine + 4
+};
 extern const char* const kScatterKernelNames[kScatterKernelCount];
 
 struct ScatterLaunch {

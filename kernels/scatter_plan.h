@@ -1,11 +1,12 @@
-// The order in which contributions to one destination are added, as plain code for host and device. The contributions are
-// sorted by destination, and stably, so that those of one destination (a *segment*) lie in the order of the source:
+// The order in which contributions to one destination are added, as plain code for host and device. The contributions
+// are sorted by destination, and stably, so that those of one destination (a *segment*) lie in the order of the source:
 //
 //   - a segment is cut, from its own start, into *pieces* of kPieceRows contributions; a piece is added one by one;
-//   - the sums of a segment's pieces are added in kPieceGroups groups of adjacent pieces, then the groups' sums in order.
+//   - the sums of a segment's pieces are added in kPieceGroups groups of adjacent pieces, then the groups' sums in
+//   order.
 //
-// So a destination's result depends on its own contributions alone: not on grid, occupancy, device, on how the columns are
-// spread over threads, or on what goes to other destinations.
+// So a destination's result depends on its own contributions alone: not on grid, occupancy, device, on how the columns
+// are spread over threads, or on what goes to other destinations.
 #pragma once
 
 #include <cstdint>
@@ -37,8 +38,10 @@ FORKPOINT_BOTH int64_t first_of(const SortedKeys& keys, int64_t low, int64_t hig
   const int64_t key = keys.at(high);
   while (low < high) {
     const int64_t middle = low + (high - low) / 2;
-    if (keys.at(middle) < key) low = middle + 1;
-    else high = middle;
+    if (keys.at(middle) < key)
+      low = middle + 1;
+    else
+      high = middle;
   }
   return low;
 }
@@ -49,8 +52,10 @@ FORKPOINT_BOTH int64_t end_of(const SortedKeys& keys, int64_t from) {
   int64_t low = from + 1, high = keys.count;
   while (low < high) {
     const int64_t middle = low + (high - low) / 2;
-    if (keys.at(middle) <= key) low = middle + 1;
-    else high = middle;
+    if (keys.at(middle) <= key)
+      low = middle + 1;
+    else
+      high = middle;
   }
   return low;
 }

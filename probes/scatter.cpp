@@ -38,8 +38,9 @@ CUresult load(const CudaDriver& driver, LoadedScatter* loaded) {
     result = driver.cuModuleGetFunction_(&loaded->kernels[i], module, kScatterKernelNames[i]);
     int registers = 0;  // a driver without cuFuncLoad loads what it is asked about
     if (result == CUDA_SUCCESS) {
-      result = driver.cuFuncLoad_ ? driver.cuFuncLoad_(loaded->kernels[i])
-                                  : driver.cuFuncGetAttribute_(&registers, CU_FUNC_ATTRIBUTE_NUM_REGS, loaded->kernels[i]);
+      result = driver.cuFuncLoad_
+                   ? driver.cuFuncLoad_(loaded->kernels[i])
+                   : driver.cuFuncGetAttribute_(&registers, CU_FUNC_ATTRIBUTE_NUM_REGS, loaded->kernels[i]);
     }
   }
   return result;
@@ -76,8 +77,9 @@ int launch_plan(const CudaDriver& driver, const LoadedScatter& loaded, const Sca
     if (launch.grid_x == 0) continue;
     // The first writes scratch alone; with the second begins what it is all about.
     const bool torn = &launch > &plan.launches[1];
-    const CUresult result = driver.cuLaunchKernel_(loaded.kernels[launch.kernel], launch.grid_x, launch.grid_y, 1, launch.block,
-                                                   1, 1, 0, static_cast<CUstream>(call.stream), parameters, nullptr);
+    const CUresult result =
+        driver.cuLaunchKernel_(loaded.kernels[launch.kernel], launch.grid_x, launch.grid_y, 1, launch.block, 1, 1, 0,
+                               static_cast<CUstream>(call.stream), parameters, nullptr);
     if (result != CUDA_SUCCESS) return static_cast<int>(result) + (torn ? kScatterTorn : 0);
   }
   return 0;

@@ -38,7 +38,8 @@ PythonObject* scatter_for_torch(const Python& python, PythonObject* numbers, dou
   if (!tuple) return nullptr;
   int64_t values[kNumbers] = {};
   bool good = python.PyTuple_Size(tuple.get()) == kNumbers;
-  for (int i = 0; good && i < kNumbers; ++i) values[i] = python.PyLong_AsLongLong(python.PyTuple_GetItem(tuple.get(), i));
+  for (int i = 0; good && i < kNumbers; ++i)
+    values[i] = python.PyLong_AsLongLong(python.PyTuple_GetItem(tuple.get(), i));
   if (python.PyErr_Occurred()) return nullptr;
   if (!good || values[1] < 0 || values[1] > static_cast<int64_t>(ScatterType::float64)) {
     python.PyErr_SetString(*python.value_error, "scatter(): 16 numbers are wanted, the second of them a type");

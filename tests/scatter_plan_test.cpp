@@ -82,7 +82,8 @@ struct HostScatter {
 
 std::vector<int32_t> lengths_to_keys(const std::vector<int64_t>& lengths) {
   std::vector<int32_t> keys;
-  for (size_t i = 0; i < lengths.size(); ++i) keys.insert(keys.end(), static_cast<size_t>(lengths[i]), static_cast<int32_t>(3 * i));
+  for (size_t i = 0; i < lengths.size(); ++i)
+    keys.insert(keys.end(), static_cast<size_t>(lengths[i]), static_cast<int32_t>(3 * i));
   return keys;
 }
 
@@ -97,7 +98,8 @@ HostScatter with_random_values(std::vector<int32_t> keys, unsigned seed) {
 std::vector<int64_t> random_lengths(std::mt19937* random) {
   std::vector<int64_t> lengths(std::uniform_int_distribution<int>(1, 12)(*random));
   const int64_t around[] = {1, 2, 31, 32, 33, 127, 128, 129, 255, 256, 257, 1000, 128 * 33, 128 * 64 + 5};
-  for (int64_t& length : lengths) length = around[std::uniform_int_distribution<size_t>(0, std::size(around) - 1)(*random)];
+  for (int64_t& length : lengths)
+    length = around[std::uniform_int_distribution<size_t>(0, std::size(around) - 1)(*random)];
   return lengths;
 }
 

@@ -47,8 +47,8 @@ def _backward(grad, log_probs, targets, times, lengths, loss, log_alpha, blank, 
     s = torch.arange(places, device=device)
     mirrored = (2 * ends - s).clamp(min=0)  # [batch, places]
     beta = back.gather(2, mirrored.unsqueeze(0).expand(back.shape))
-    labels = torch.where(s % 2 == 0, blank, rows.gather(1, torch.div(s, 2, rounding_mode="floor").clamp(max=max(width - 1, 0))
-                                                        .expand(batch, -1)) if width else torch.full((batch, 1), blank, device=device))
+    labels = torch.full((batch, places), blank, device=device)
+    labels[:, 1::2] = rows  # a blank, a label, a blank, ...
     emitted = log_probs.gather(2, labels.unsqueeze(0).expand(steps, batch, places))
     share = (log_alpha.transpose(0, 1)[:steps] + beta - emitted + loss.view(1, batch, 1)).exp()
     share = torch.where(s <= 2 * ends, share, 0).contiguous()
@@ -65,10 +65,11 @@ def _backward(grad, log_probs, targets, times, lengths, loss, log_alpha, blank, 
 @override("_ctc_loss_backward", "_ctc_loss_backward.Tensor")
 def ctc_loss_backward(torchs, grad, log_probs, targets, input_lengths, target_lengths, neg_log_likelihood, log_alpha, blank,
                       zero_infinity=False):
-    good = (log_probs.dtype in (torch.float32, torch.float64) and log_probs.dim() == 3 and log_probs.numel() and targets.dim() in (1, 2)
-            and plain(grad, log_probs, targets, log_alpha, neg_log_likelihood) and targets.device == log_probs.device
+    good = (log_probs.dtype in (torch.float32, torch.float64) and log_probs.dim() == 3 and log_probs.numel()
+            and targets.dim() in (1, 2) and plain(grad, log_probs, targets, log_alpha, neg_log_likelihood) and targets.device == log_probs.device
             and grad.numel() == log_probs.shape[1] == neg_log_likelihood.numel())
     if not good:
-        return torchs(grad, log_probs, targets, input_lengths, target_lengths, neg_log_likelihood, log_alpha, blank, zero_infinity)
+        return torchs(grad, log_probs, targets, input_lengths, target_lengths, neg_log_likelihood, log_alpha, blank,
+                      zero_infinity)
     return _backward(grad, log_probs, targets, _numbers(input_lengths), _numbers(target_lengths), neg_log_likelihood, log_alpha,
                      blank, zero_infinity)

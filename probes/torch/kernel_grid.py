@@ -77,7 +77,8 @@ def _backward(grad_output, input, grid, mode, padding, corners, output_mask):
     batch, channels, sizes = input.shape[0], input.shape[1], list(input.shape[2:])
     elements, outputs = math.prod(sizes), math.prod(grid.shape[1:-1])
     # The grid's last dimension begins with the input's last.
-    found = [_coordinate(grid[..., count - 1 - d].reshape(batch, outputs).to(wide), sizes[d], padding, corners) for d in range(count)]
+    found = [_coordinate(grid[..., count - 1 - d].reshape(batch, outputs).to(wide), sizes[d], padding, corners)
+             for d in range(count)]
     places, slopes = [at for at, _ in found], [slope for _, slope in found]
     grad = grad_output.reshape(batch, channels, outputs).transpose(1, 2).contiguous().to(wide)  # a row an output
     read = None

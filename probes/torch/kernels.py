@@ -133,9 +133,9 @@ def install(torch, native):
     if not hasattr(torch.library, "get_kernel"):
         native.limit("deterministic kernels need torch 2.9 or newer: torch's own are used", torch.__version__)
         return
-    from . import kernel_attention, kernel_ctc, kernel_grid, kernel_resize, kernel_scatter, kernel_sums, kernel_windows  # noqa: F401
+    from . import kernel_attention, kernel_ctc, kernel_grid, kernel_resize, kernel_sums  # noqa: F401 (fill TABLE)
 
-    names = list(TABLE)  # which they have filled
+    names = list(TABLE)
     if "flash-attention" not in getattr(native, "KNOBS", "").split(","):
         names = [name for name in names if name not in kernel_attention.NAMES]  # what they cost is that knob's price
     if hasattr(native, "scatter"):

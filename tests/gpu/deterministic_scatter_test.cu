@@ -54,7 +54,8 @@ struct Inputs {
   int64_t out_rows;
 
   explicit Inputs(const Shape& shape) {
-    for (size_t i = 0; i < shape.lengths.size(); ++i) keys.insert(keys.end(), shape.lengths[i], static_cast<int64_t>(2 * i));
+    for (size_t i = 0; i < shape.lengths.size(); ++i)
+      keys.insert(keys.end(), shape.lengths[i], static_cast<int64_t>(2 * i));
     rows.resize(keys.size());
     std::iota(rows.begin(), rows.end(), 0);
     std::mt19937 random(static_cast<unsigned>(keys.size()));
@@ -67,7 +68,8 @@ struct Inputs {
     fill(&src, keys.size() * shape.columns);
     fill(&weights, keys.size());
     fill(&out, out_rows * shape.columns);
-    if (shape.flags & kScatterProduct) for (T& value : src) value = value < 0 ? T(-1) - value / 64 : T(1) + value / 64;
+    if (shape.flags & kScatterProduct)
+      for (T& value : src) value = value < 0 ? T(-1) - value / 64 : T(1) + value / 64;
   }
 };
 
@@ -81,8 +83,10 @@ T segment(const Shape& shape, const Inputs<T>& in, int64_t begin, int64_t end, i
     T sum = product ? T(1) : T(-0.0);
     for (int64_t p = at; p < std::min(at + 128, end); ++p) {
       const T value = in.src[in.rows[p] * shape.columns + column];
-      if (shape.weights && !product) sum = std::fma(in.weights[p], value, sum);
-      else sum = join(sum, value);
+      if (shape.weights && !product)
+        sum = std::fma(in.weights[p], value, sum);
+      else
+        sum = join(sum, value);
     }
     pieces.push_back(sum);
   }
@@ -107,8 +111,10 @@ std::vector<T> on_host(const Shape& shape, const Inputs<T>& in) {
       T& element = out[in.keys[begin] * shape.columns + c];
       const T sum = segment(shape, in, begin, end, c);
       const bool adds = shape.flags & kScatterAdd;
-      if (shape.flags & kScatterProduct) element = adds ? element * sum : sum;
-      else element = adds ? std::fma(static_cast<T>(shape.alpha), sum, element) : static_cast<T>(shape.alpha) * sum;
+      if (shape.flags & kScatterProduct)
+        element = adds ? element * sum : sum;
+      else
+        element = adds ? std::fma(static_cast<T>(shape.alpha), sum, element) : static_cast<T>(shape.alpha) * sum;
       if (shape.flags & kScatterMean) element /= static_cast<T>(end - begin + (adds ? 1 : 0));
     }
   }
@@ -162,7 +168,8 @@ const std::vector<int64_t> kMixed = {1, 128, 129, 3, 500, 127, 1, 1, 40000, 256,
 }  // namespace
 
 TEST_CASE("scatter on the device: bit for bit the order that is promised, for any number of columns") {
-  for (const int64_t columns : {1, 2, 3, 4, 7, 16, 31, 33, 64, 100, 128, 257}) check(Shape{.lengths = kMixed, .columns = columns});
+  for (const int64_t columns : {1, 2, 3, 4, 7, 16, 31, 33, 64, 100, 128, 257})
+    check(Shape{.lengths = kMixed, .columns = columns});
   check(Shape{.lengths = {1, 2, 5, 300}, .columns = 1024});
   check(Shape{.lengths = {1, 2, 5, 300}, .columns = 2049});
 }

@@ -7,17 +7,15 @@ still warn, and `N passed, N failed, N skipped`. Exit status 0, 1, or 77 where t
 import json
 import os
 import pathlib
-import statistics
 import sys
 import tempfile
-import time
 import warnings
+
+from torch_kernels_bench import bench, destinations, make_switchable
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "torch"))
 COUNTS = {"pass": 0, "FAIL": 0, "skip": 0}
-# At 2^20 rows of 1,024 floats; and never slower than torch's own deterministic kernel, anywhere.
-MOST_OF_ATOMIC = 1.3
 
 
 def say(verdict, name, words):
@@ -128,9 +126,12 @@ def check_cases(torch, kernels, install):
                 troubles.append(f"{dtype}: {trouble[0]}")
             if operation is not None and trouble[1]:
                 troubles.append(f"{dtype}: warns: {trouble[1][0][:120]}")
-        say("FAIL" if troubles else "pass", name.replace(" ", "_").replace(":", ""), "; ".join(troubles) or "as in double, three times equal, no warning")
+        say("FAIL" if troubles else "pass", name.replace(" ", "_").replace(":", ""),
+            "; ".join(troubles) or "as in double, three times equal, no warning")
     torch.set_default_device("cpu")
     kernel_cases.DEVICE[0] = "cpu"
+    if kernels._left:
+        say("FAIL", "left_to_torch", "our own code failed in " + ", ".join(sorted(kernels._left)))
     if kernels.scatter_native() is None:
         say("FAIL", "native_kernels", "they were given up")
     else:
@@ -146,7 +147,8 @@ def check_case(torch, function, dtype, right, theirs, busy):
         return "torch's own kernel takes this dtype, ours does not", messages
     for own, other in zip(ours, theirs):
         if own.dtype != other.dtype or own.shape != other.shape or own.stride() != other.stride():
-            return f"{own.dtype} {tuple(own.shape)} {own.stride()}, torch's own: {other.dtype} {tuple(other.shape)} {other.stride()}", messages
+            lies, wanted = (f"{t.dtype} {tuple(t.shape)} {t.stride()}" for t in (own, other))
+            return f"{lies}, torch's own: {wanted}", messages
     for rounds in (4, 20):
         busy.start(rounds)
         again, more = run(function, dtype)
@@ -159,24 +161,12 @@ def check_case(torch, function, dtype, right, theirs, busy):
 
 # ---- Larger sums
 
-def destinations(torch, kind, count, rows):
-    generator = torch.Generator(device="cuda").manual_seed(3)
-    if kind == "one":
-        return torch.full((count,), rows // 2, device="cuda")
-    if kind == "uniform":
-        return torch.randint(rows, (count,), device="cuda", generator=generator)
-    # Zipf's law with exponent 1.1: some destinations get a tenth of all each, most of them one or none.
-    weights = torch.arange(1, rows + 1, device="cuda", dtype=torch.float64) ** -1.1
-    cumulated = weights.cumsum(0)
-    draws = torch.rand(count, device="cuda", dtype=torch.float64, generator=generator) * cumulated[-1]
-    return torch.searchsorted(cumulated, draws).clamp(max=rows - 1)
-
-
 def check_large(torch, kernels):
     busy = Busy(torch)
     for kind in ("uniform", "zipf", "one"):
         for count, columns, rows, dtype in ((300000, 256, 5000, torch.float32), (200000, 100, 5000, torch.bfloat16),
-                                            (100000, 7, 900, torch.float16), (1000000, 1, 5000, torch.float32), (70000, 33, 90, torch.float64)):
+                                            (100000, 7, 900, torch.float16), (1000000, 1, 5000, torch.float32),
+                                            (70000, 33, 90, torch.float64)):
             index = destinations(torch, kind, count, rows)
             src = torch.randn(count, columns, device="cuda", dtype=torch.float32).to(dtype)
             # The sum of magnitudes bounds the rounding of any order.
@@ -191,9 +181,11 @@ def check_large(torch, kernels):
                 results.append(torch.zeros(rows, columns, device="cuda", dtype=dtype).index_add_(0, index, src))
             torch.cuda.synchronize()
             epsilon = torch.finfo(dtype).eps
-            error = (results[0].double() - right).abs() - (epsilon * right.abs() + 500 * 2.0**-24 * bound * (1 if dtype != torch.float64 else 2.0**-28))
+            unit = 2.0**-52 if dtype == torch.float64 else 2.0**-24
+            error = (results[0].double() - right).abs() - (epsilon * right.abs() + 500 * unit * bound)
             equal = all(same(results[:1], [other]) for other in results[1:])
-            words = f"{count} x {columns} {str(dtype)[6:]}, {'equal' if equal else 'NOT equal'} three times, largest excess {float(error.max()):.2g}"
+            words = (f"{count} x {columns} {str(dtype)[6:]}, {'equal' if equal else 'NOT equal'} three times, largest excess "
+                     f"{float(error.max()):.2g}")
             say("pass" if equal and float(error.max()) <= 1e-30 else "FAIL", f"large_{kind}_{columns}", words)
 
 
@@ -201,10 +193,11 @@ def check_shift(torch):
     """A destination's sum does not depend on what else is added."""
     src = torch.randn(70000, 96, device="cuda")
     alone = torch.zeros(50, 96, device="cuda").index_add_(0, torch.full((70000,), 7, device="cuda"), src)
-    others = torch.cat([torch.randint(0, 7, (333,), device="cuda"), torch.full((70000,), 7, device="cuda"), torch.randint(8, 50, (4001,), device="cuda")])
+    others = torch.cat([torch.randint(0, 7, (333,), device="cuda"), torch.full((70000,), 7, device="cuda"),
+                        torch.randint(8, 50, (4001,), device="cuda")])
     more = torch.cat([torch.randn(333, 96, device="cuda"), src, torch.randn(4001, 96, device="cuda")])
     together = torch.zeros(50, 96, device="cuda").index_add_(0, others, more)
-    say("pass" if torch.equal(alone[7], together[7]) else "FAIL", "independent_of_others", "a row's sum with and without other rows")
+    say("pass" if torch.equal(alone[7], together[7]) else "FAIL", "independent_of_others", "with and without other rows")
 
 
 # ---- Graphs, compiled functions, attention
@@ -276,110 +269,7 @@ def check_attention(torch):
         words = f"{'equal' if equal else 'NOT equal'} four times{', warns: ' + messages[0][:90] if messages else ''}"
         say("pass" if equal and not messages else "FAIL", f"attention_{backend.name}", words)
     state = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    say("pass" if state == (True, True) else "FAIL", "attention_switch", f"deterministic algorithms and warn_only afterwards: {state}")
-
-
-# ---- Speed
-
-def milliseconds(torch, function):
-    """Of the GPU: it is kept busy until all is enqueued."""
-    torch.cuda._sleep(2_000_000)
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    function()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end)
-
-
-def medians(torch, arms, rounds):
-    """Arms take turns, so that clocks and heat are the same for all. Each is run twice before."""
-    times = {name: [] for name in arms}
-    for turn in range(rounds + 2):
-        for name, function in arms.items():
-            took = milliseconds(torch, function)
-            if turn >= 2:
-                times[name].append(took)
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
-def host_microseconds(torch, function):
-    torch.cuda.synchronize()
-    torch.cuda._sleep(40_000_000)
-    begin = time.perf_counter()
-    for _ in range(20):
-        function()
-    took = (time.perf_counter() - begin) / 20 * 1e6
-    torch.cuda.synchronize()
-    return took
-
-
-def with_mode(torch, deterministic, function):
-    def call():
-        torch._C._set_deterministic_algorithms(deterministic, warn_only=True)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                function()
-        finally:
-            torch._C._set_deterministic_algorithms(True, warn_only=True)
-
-    return call
-
-
-def arms_of(torch, kernels, operation, index, src, rows):
-    columns = src.shape[1]
-    out = torch.zeros(rows, columns, device="cuda", dtype=src.dtype)
-    if operation == "index_add_":
-        call, torchs = (lambda: out.index_add_(0, index, src)), kernels.original("index_add_", "cuda")
-        original = lambda: torchs(out, 0, index, src)
-    elif operation == "scatter_add_":
-        spread = index.unsqueeze(1).expand(-1, columns)
-        call, torchs = (lambda: out.scatter_add_(0, spread, src)), kernels.original("scatter_add_", "cuda")
-        original = lambda: torchs(out, 0, spread, src)
-    else:
-        torchs = kernels.original("embedding_dense_backward", "cuda")
-        call = lambda: torch.ops.aten.embedding_dense_backward(src, index, rows, -1, False)
-        original = lambda: torchs(src, index, rows, -1, False)
-    return {"ours": with_mode(torch, True, call), "atomic": with_mode(torch, False, original),
-            "torch_deterministic": with_mode(torch, True, original)}
-
-
-def bench(torch, kernels):
-    found = []
-    for count, columns, rows in ((1 << 20, 1024, 100000), (100000, 512, 50000)):
-        for dtype in (torch.float32, torch.bfloat16):
-            src = torch.randn(count, columns, device="cuda", dtype=dtype)
-            for kind in ("uniform", "zipf", "one"):
-                index = destinations(torch, kind, count, rows)
-                for operation in ("index_add_", "scatter_add_", "embedding_dense_backward"):
-                    arms = arms_of(torch, kernels, operation, index, src, rows)
-                    slow = "torch_deterministic" if milliseconds(torch, arms["torch_deterministic"]) > 400 else None
-                    took = medians(torch, {n: f for n, f in arms.items() if n != slow}, 15)
-                    if slow:  # torch's takes seconds where all goes to one row
-                        took[slow] = min(milliseconds(torch, arms[slow]) for _ in range(2))
-                    found.append(report(operation, kind, count, columns, rows, str(dtype)[6:], took, src.element_size()))
-                    if operation == "index_add_" and kind == "uniform":
-                        host = {n: host_microseconds(torch, arms[n]) for n in ("ours", "atomic")}
-                        found[-1].update({f"{n}_host_us": round(value, 1) for n, value in host.items()})
-                        print(f"bench torch_kernels enqueueing {operation} {count}x{columns}: ours {host['ours']:.0f} us of the "
-                              f"host, torch's {host['atomic']:.0f} us", flush=True)
-            del src
-            torch.cuda.empty_cache()
-    return found
-
-
-def report(operation, kind, count, columns, rows, dtype, took, element_bytes):
-    to_atomic, to_torch = took["ours"] / took["atomic"], took["ours"] / took["torch_deterministic"]
-    row = {"operation": operation, "index": kind, "rows": count, "columns": columns, "destinations": rows, "dtype": dtype,
-           **{f"{name}_ms": round(value, 4) for name, value in took.items()}, "to_atomic": round(to_atomic, 3),
-           "to_torch_deterministic": round(to_torch, 3), "read_gb_s": round(count * columns * element_bytes / took["ours"] / 1e6)}
-    print(f"bench torch_kernels {operation} {count}x{columns} to {rows} {kind} {dtype}: ours {took['ours']:.3f} ms ({row['read_gb_s']} GB/s of "
-          f"source), atomic {took['atomic']:.3f} ms, torch deterministic {took['torch_deterministic']:.3f} ms; "
-          f"ratio to atomic {to_atomic:.2f}, to torch deterministic {to_torch:.2f}", flush=True)
-    goal = to_torch <= 1.0 and (count != 1 << 20 or dtype != "float32" or operation == "embedding_dense_backward" or to_atomic <= MOST_OF_ATOMIC)
-    say("pass" if goal else "FAIL", f"speed_{operation}_{count}x{columns}_{kind}_{dtype}", f"{to_atomic:.2f} of atomic, {to_torch:.2f} of torch deterministic")
-    return row
+    say("pass" if state == (True, True) else "FAIL", "attention_switch", f"deterministic algorithms, warn_only: {state}")
 
 
 def main():
@@ -404,6 +294,7 @@ def main():
         def __getattr__(self, name):
             return getattr(_native, name)
 
+    make_switchable(kernels)
     torch._C._set_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False
     found = []
@@ -418,7 +309,7 @@ def main():
             except Exception as error:  # the others are still worth running
                 say("FAIL", "a_check", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
     if "--no-bench" not in arguments:
-        found = bench(torch, kernels)
+        found = bench(torch, say)
     if "--json" in arguments:
         pathlib.Path(arguments[arguments.index("--json") + 1]).write_text(json.dumps(found, indent=1))
     print(f"{COUNTS['pass']} passed, {COUNTS['FAIL']} failed, {COUNTS['skip']} skipped")

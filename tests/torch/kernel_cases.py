@@ -49,7 +49,8 @@ def add_index_cases():
                 return torch.index_add(self, dim, index.int(), source, alpha=0.5)
 
             for form in ("index_add", "index_add_", "index_add.out"):
-                case(form, f"{form} {lengths} along {dim}, {count} {kind}")(lambda dtype, run=run, form=form: run(dtype, form=form))
+                case(form, f"{form} {lengths} along {dim}, {count} {kind}")(
+                    lambda dtype, run=run, form=form: run(dtype, form=form))
 
 
 add_index_cases()

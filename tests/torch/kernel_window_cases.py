@@ -36,14 +36,17 @@ def window_cases():
             backward_of(shape, lambda x, size=size: F.adaptive_avg_pool3d(x, size)))
         case("adaptive_max_pool3d_backward", f"adaptive maximum {shape} {size}")(
             backward_of(shape, lambda x, size=size: F.adaptive_max_pool3d(x, size)))
-    for arguments in ({"kernel_size": 3}, {"kernel_size": 3, "stride": 1}, {"kernel_size": (2, 3, 4), "stride": (1, 2, 2), "padding": (1, 1, 2)},
-                      {"kernel_size": 3, "stride": 2, "padding": 1, "ceil_mode": True}, {"kernel_size": 3, "padding": 1, "count_include_pad": False},
+    for arguments in ({"kernel_size": 3}, {"kernel_size": 3, "stride": 1}, 
+                      {"kernel_size": (2, 3, 4), "stride": (1, 2, 2), "padding": (1, 1, 2)},
+                      {"kernel_size": 3, "stride": 2, "padding": 1, "ceil_mode": True},
+                      {"kernel_size": 3, "padding": 1, "count_include_pad": False},
                       {"kernel_size": 3, "stride": 2, "padding": 1, "ceil_mode": True, "count_include_pad": False},
                       {"kernel_size": 2, "divisor_override": 5}):
         for shape in ((2, 3, 7, 9, 8), (3, 7, 9, 8)):
             case("avg_pool3d_backward", f"average {shape} {arguments}")(
                 backward_of(shape, lambda x, arguments=arguments: F.avg_pool3d(x, **arguments)))
-    for arguments in ({"kernel_size": 2}, {"kernel_size": 3, "stride": 1, "padding": 1}, {"kernel_size": 3, "stride": 2, "dilation": 2}):
+    for arguments in ({"kernel_size": 2}, {"kernel_size": 3, "stride": 1, "padding": 1}, 
+                      {"kernel_size": 3, "stride": 2, "dilation": 2}):
         case("max_pool3d_with_indices_backward", f"maximum {arguments}")(
             backward_of((2, 3, 7, 9, 8), lambda x, arguments=arguments: F.max_pool3d(x, **arguments)))
         for last in (False, True):
@@ -88,14 +91,16 @@ def resize_cases():
         for shape, size in shapes:
             for corners in (False, True):
                 case(names[mode] + "_backward", f"{mode} {shape} {size} corners {corners}")(backward_of(
-                    shape, lambda x, size=size, mode=mode, corners=corners: F.interpolate(x, size, mode=mode, align_corners=corners)))
+                    shape, lambda x, size=size, mode=mode, corners=corners: F.interpolate(
+                        x, size, mode=mode, align_corners=corners)))
                 if mode in ("bilinear", "bicubic"):
                     case("_" + names[mode] + "_aa_backward", f"{mode} smooth {shape} {size} corners {corners}")(backward_of(
                         shape, lambda x, size=size, mode=mode, corners=corners: F.interpolate(
                             x, size, mode=mode, align_corners=corners, antialias=True)))
     for mode, factor in (("bilinear", (1.7, 0.6)), ("bicubic", (2.3, 1.0))):
-        case(names[mode] + "_backward", f"{mode} by {factor}")(backward_of((2, 3, 9, 8), lambda x, mode=mode, factor=factor: F.interpolate(
-            x, scale_factor=factor, mode=mode, recompute_scale_factor=False)))
+        case(names[mode] + "_backward", f"{mode} by {factor}")(backward_of(
+            (2, 3, 9, 8), lambda x, mode=mode, factor=factor: F.interpolate(
+                x, scale_factor=factor, mode=mode, recompute_scale_factor=False)))
     case("upsample_bilinear2d_backward", "bilinear channels last")(
         backward_of((2, 3, 9, 8), lambda x: F.interpolate(x, (17, 5), mode="bilinear"), True))
 
@@ -118,3 +123,29 @@ def grid_cases():
 
 
 grid_cases()
+
+
+# ---- What torch does in a fixed order by itself: on a GPU two runs must be equal, and a warning is listed
+
+def plain_cases():
+    for name, shape, function in (
+            ("cumsum of one line", (70000,), lambda x: x.cumsum(0)), ("cumsum", (40, 900), lambda x: x.cumsum(1)),
+            ("cumprod", (40, 30), lambda x: x.sign().cumprod(1)), 
+            ("nearest", (2, 3, 9, 8), lambda x: F.interpolate(x, (20, 5))),
+            ("average 2d", (2, 3, 9, 8), lambda x: F.avg_pool2d(x, 3, 1)),
+            ("unfold", (2, 3, 9, 8), lambda x: F.unfold(x, 3)), ("windows", (90,), lambda x: x.unfold(0, 7, 3)),
+            ("constant pad", (2, 3, 9), lambda x: F.pad(x, (2, 3))),
+            ("circular pad", (2, 3, 9), lambda x: F.pad(x, (2, 3), "circular")),
+            ("repeat_interleave", (30, 4), lambda x: x.repeat_interleave(numbers(9, 30), 0)),
+            ("kthvalue", (30, 41), lambda x: x.kthvalue(7, 1).values), ("maximum", (30, 41), lambda x: x.max(1).values),
+            ("masked_select", (30, 41), lambda x: x.masked_select(x > 0)),
+            ("distances", (30, 5), lambda x: torch.cdist(x, x + 1)),
+            ("cross entropy", (300, 40), lambda x: F.cross_entropy(x, numbers(40, 300), label_smoothing=0.1)),
+            ("layer norm", (300, 40), lambda x: F.layer_norm(x, (40,))),
+            ("batch norm", (30, 4, 50), lambda x: F.batch_norm(x, None, None, training=True)),
+            ("group norm", (30, 4, 50), lambda x: F.group_norm(x, 2)),
+            ("shuffle", (2, 8, 5, 6), lambda x: F.pixel_shuffle(x, 2))):
+        case(None, "torch's own " + name)(backward_of(shape, function))
+
+
+plain_cases()
