@@ -43,9 +43,28 @@ def tensors_of(result):
     return [t.detach() for t in ([result] if isinstance(result, torch.Tensor) else result)]
 
 
+class Stderr:
+    """What is written there meanwhile: torch warns there when an operation was not called through Python."""
+
+    def __enter__(self):
+        sys.stderr.flush()
+        self.file, self.kept = tempfile.TemporaryFile("w+", errors="replace"), os.dup(2)
+        os.dup2(self.file.fileno(), 2)
+        return self
+
+    def __exit__(self, *_):
+        sys.stderr.flush()
+        os.dup2(self.kept, 2)
+        os.close(self.kept)
+        self.file.seek(0)
+        self.lines = self.file.read().splitlines()
+        self.file.close()
+
+
 def run(function, dtype):
     """(tensors or None where this dtype is not implemented, messages of warnings)"""
-    with warnings.catch_warnings(record=True) as caught:
+    stderr = Stderr()
+    with stderr, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             result = tensors_of(function(dtype))
@@ -53,7 +72,8 @@ def run(function, dtype):
             if "not implemented for" not in str(error):
                 raise
             result = None
-    return result, [str(w.message) for w in caught if "deterministic" in str(w.message)]
+    lines = [line.partition("Warning: ")[2] or line for line in stderr.lines]
+    return result, [line for line in [str(w.message) for w in caught] + lines if "deterministic" in line]
 
 
 class Busy:

@@ -130,7 +130,7 @@ grid_cases()
 def plain_cases():
     for name, shape, function in (
             ("cumsum of one line", (70000,), lambda x: x.cumsum(0)), ("cumsum", (40, 900), lambda x: x.cumsum(1)),
-            ("cumprod", (40, 30), lambda x: x.sign().cumprod(1)), 
+            ("cumprod", (40, 30), lambda x: x.sign().cumprod(1)),
             ("nearest", (2, 3, 9, 8), lambda x: F.interpolate(x, (20, 5))),
             ("average 2d", (2, 3, 9, 8), lambda x: F.avg_pool2d(x, 3, 1)),
             ("unfold", (2, 3, 9, 8), lambda x: F.unfold(x, 3)), ("windows", (90,), lambda x: x.unfold(0, 7, 3)),
