@@ -116,7 +116,7 @@ def data_parallel(folder):
     words = ("--checkpoint-at", 2, "--steps", 4)
     resume = ("resume", "--preset", "megatron", *words, "-o")
     forkpoint(*resume, f"{folder}/resumed", "--", *job(2, *DATA))
-    straight = next(path for path in sorted(pathlib.Path(f"{folder}/resumed").iterdir()) if (path / "run.json").exists())
+    straight = pathlib.Path(folder) / "resumed/straight"
     shards = rows(straight, "--steps", "1", "--phase", "optimizer", "--tensor", "*(flat)")
     sizes = {}
     for row in shards:
