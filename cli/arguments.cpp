@@ -108,7 +108,8 @@ class ArgumentParser {
   void check_positional(bool has_dashes) const {
     const std::string usage = fmt::format("Usage: forkpoint {}", verb_.usage);
     const size_t count = result_.positional_.size();
-    if (verb_.takes_command && (!has_dashes || result_.command_.empty())) {
+    const bool may_lack_command = verb_.command_optional && !has_dashes;
+    if (verb_.takes_command && !may_lack_command && (!has_dashes || result_.command_.empty())) {
       throw UsageError(fmt::format("{}: the command to run is missing; it stands after `--`.", verb_.name), usage);
     }
     if (count > verb_.max_positional) {

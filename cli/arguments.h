@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "lib/error.h"
+#include "lib/nearest.h"
 
 namespace forkpoint {
 
@@ -59,6 +60,7 @@ struct Verb {
   size_t min_positional = 0;
   size_t max_positional = 0;
   bool takes_command = false;  // everything after `--` is somebody else's command line
+  bool command_optional = false;
   int trouble_status = 2;      // exit status for an Error
   int (*run)(const Arguments& arguments) = nullptr;
 };
@@ -66,9 +68,6 @@ struct Verb {
 // Throws UsageError. Returns nothing when the arguments ask for help.
 std::optional<Arguments> parse_arguments(const Verb& verb, const std::vector<std::string>& words);
 std::string verb_help(const Verb& verb);
-
-// The candidate that `word` is most likely a misspelling of; empty when none is near.
-std::string nearest(std::string_view word, const std::vector<std::string_view>& candidates);
 
 // Values of options. `option` ("--steps") is for the message of the UsageError.
 struct StepRange {

@@ -11,10 +11,6 @@
 #include "cli/recording_options.h"
 #include "cli/terminal.h"
 #include "cli/verbs.h"
-
-namespace forkpoint {
-const Verb& price_verb();
-}
 #include "lib/step_times.h"
 
 namespace forkpoint {

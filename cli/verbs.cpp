@@ -1,16 +1,12 @@
 #include "cli/verbs.h"
 
-namespace forkpoint {
-const Verb& price_verb();
-}
-
 #include <fmt/format.h>
 
 namespace forkpoint {
 
 const std::vector<const Verb*>& verbs() {
   static const std::vector<const Verb*> table{
-      &record_verb(), &diff_verb(),        &replay_verb(), &bisect_verb(), &resume_verb(), &check_verb(),  &price_verb(), &show_verb(),
+      &record_verb(), &diff_verb(),        &replay_verb(), &bisect_verb(), &resume_verb(), &check_verb(),  &price_verb(), &doctor_verb(), &show_verb(),
       &merge_verb(),  &checkpoints_verb(), &run_verb(),    &ps_verb(),     &attach_verb(), &detach_verb(), &version_verb()};
   return table;
 }

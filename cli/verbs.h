@@ -11,6 +11,8 @@ const Verb& replay_verb();
 const Verb& bisect_verb();
 const Verb& resume_verb();
 const Verb& check_verb();
+const Verb& price_verb();
+const Verb& doctor_verb();
 const Verb& show_verb();
 const Verb& merge_verb();
 const Verb& checkpoints_verb();

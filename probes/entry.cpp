@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <exception>
 
+#include "lib/probe_contract.h"
 #include "probes/guard.h"
 #include "probes/launch_level.h"
 #include "probes/nccl_swap.h"
@@ -126,6 +127,9 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
   forkpoint::enter_cuda_injection();
   return 1;
 }
+
+// Which version of lib/probe_contract.h this library keeps to, for `forkpoint doctor`.
+extern "C" __attribute__((visibility("default"))) int forkpoint_probe_abi() { return forkpoint::contract::kProbeAbi; }
 
 extern "C" __attribute__((visibility("default"))) const forkpoint_api* forkpoint_get_api(uint32_t version) {
   if (version == 0) return nullptr;

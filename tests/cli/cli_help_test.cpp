@@ -17,7 +17,7 @@ size_t count(const std::string& text, const std::string& part) {
   return n;
 }
 
-const std::vector<std::string> kVerbs{"record", "diff",        "replay", "bisect", "resume", "check",  "show",
+const std::vector<std::string> kVerbs{"record", "diff",        "replay", "bisect", "resume", "check",  "doctor", "show",
                                       "merge",  "checkpoints", "run",    "ps",     "attach", "detach", "version"};
 
 }  // namespace

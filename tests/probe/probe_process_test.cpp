@@ -22,7 +22,7 @@ TEST_CASE("the library exports its entry points and links nothing but libc") {
   const Outcome names = shell("nm -D --defined-only '" + probe_path() + "' | awk '{print $3}' | LC_ALL=C sort | tr '\\n' ' '");
   CHECK(names.out ==
         "InitializeInjection InitializeInjectionNvtx2 _Exit _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE "
-        "__assert_fail _exit abort forkpoint_get_api ncclAllGather ncclAllReduce ncclAlltoAll ncclBcast ncclBroadcast ncclCommAbort ncclCommDestroy "
+        "__assert_fail _exit abort forkpoint_get_api forkpoint_probe_abi ncclAllGather ncclAllReduce ncclAlltoAll ncclBcast ncclBroadcast ncclCommAbort ncclCommDestroy "
         "ncclCommFinalize ncclCommInitAll ncclCommInitRank ncclCommInitRankConfig ncclCommInitRankScalable ncclCommShrink "
         "ncclCommSplit ncclGather ncclGroupEnd ncclGroupSimulateEnd ncclGroupStart ncclRecv ncclRedOpCreatePreMulSum "
         "ncclRedOpDestroy ncclReduce ncclReduceScatter ncclScatter ncclSend quick_exit ");
