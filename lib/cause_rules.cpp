@@ -235,8 +235,8 @@ namespace {
 // No optimizer wrote it, so that gradients agree says nothing of it: averages of the weights, teachers, masks.
 void decide_resting(const CauseFacts& facts, Cause* cause) {
   cause->evidence.push_back(
-      "its layer has no gradient in this step: what wrote it (an average of the weights, a copy, a stray write) was not "
-      "observed");
+      "its layer has no gradient in this step: what wrote it (an average of the weights, a copy, a stray write) was "
+      "not observed");
   Classes classes = {"overwritten_input", "hyperparameter", "precision_or_formula", "algorithm_choice", "stream_race",
                      "hardware_or_sporadic"};
   if (facts.everyone && facts.world_size > 1) drop(&classes, "hardware_or_sporadic");
