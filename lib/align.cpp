@@ -110,6 +110,13 @@ void align_levels(const Run& a, const Run& b, Alignment* out) {
   }
 }
 
+void note_collectives_apart(Alignment* out) {
+  const bool any = std::any_of(out->ranks.begin(), out->ranks.end(), [&](const RankPair& pair) {
+    return pair.a != nullptr && pair.b != nullptr && StreamJoin(*pair.a, *pair.b, out->level).collectives_apart();
+  });
+  if (any) out->limits.push_back("collectives were not compared, as they stand in other layers at level step than at a finer one");
+}
+
 void note_deepened(const Run& a, const Run& b, Alignment* out) {
   const bool in_a = is_deepened(a), in_b = is_deepened(b);
   if (!in_a && !in_b) return;
@@ -220,7 +227,11 @@ Alignment align(const Run& a, const Run& b, const DiffOptions& options) {
   Alignment out;
   align_ranks(a, b, options, &out);
   align_levels(a, b, &out);
-  if (!out.levels_differ) note_deepened(a, b, &out);
+  if (out.levels_differ) {
+    note_collectives_apart(&out);
+  } else {
+    note_deepened(a, b, &out);
+  }
   if (a.manifest().names_masked != b.manifest().names_masked) {
     out.blockers.push_back(fmt::format("the names of run {} are masked, those of the other are not",
                                        a.manifest().names_masked ? 'A' : 'B'));

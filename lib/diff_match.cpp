@@ -101,6 +101,9 @@ bool is_left_to_launches(const Site& site) {
   return site.kind == Kind::tensor && site.role == Role::input;
 }
 
+// A collective, or what it was called with.
+bool is_of_collective(const Site& site) { return site.kind == Kind::collective || !site.communicator.empty(); }
+
 StreamJoin::StreamJoin(const HashStreamReader& a, const HashStreamReader& b, Level level) : a_(a), b_(b) {
   const auto keys_a = a.site_keys(), keys_b = b.site_keys();
   keys_.assign(keys_a.begin(), keys_a.end());
@@ -131,12 +134,25 @@ StreamJoin::StreamJoin(const HashStreamReader& a, const HashStreamReader& b, Lev
   layout_keys_b_ = b.layout_keys();
 
   const bool one_at_launch = (a.header().level == Level::launch) != (b.header().level == Level::launch);
+  collectives_apart_ = find_collectives_apart();
   for (uint32_t joint = 0; joint < keys_.size(); ++joint) {
     ops_.push_back(op_key(site(joint)));
-    const bool left_out = one_at_launch && is_left_to_launches(site(joint));
+    const bool left_out = (one_at_launch && is_left_to_launches(site(joint))) ||
+                          (collectives_apart_ && is_of_collective(site(joint)));
     wanted_.push_back(is_at_level(site(joint), level) && !left_out ? 1 : 0);
     all_wanted_ &= wanted_.back() != 0;
   }
+}
+
+bool StreamJoin::find_collectives_apart() const {
+  if ((a_.header().level == Level::step) == (b_.header().level == Level::step)) return false;
+  std::vector<char> in_b(keys_.size());
+  for (const uint32_t joint : site_of_b_) in_b[joint] = 1;
+  for (uint32_t joint = 0; joint < keys_.size(); ++joint) {
+    const bool in_both = joint < a_.sites().size() && in_b[joint];
+    if (!in_both && is_of_collective(site(joint))) return true;
+  }
+  return false;
 }
 
 const Site& StreamJoin::site(uint32_t joint) const {

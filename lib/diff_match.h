@@ -30,8 +30,13 @@ class StreamJoin {
   // False for records finer than the level at which the runs are compared.
   bool wanted(uint32_t joint) const { return wanted_[joint] != 0; }
   bool all_wanted() const { return all_wanted_; }
+  // One stream is at level step and the other is not, and they do not have the same collectives: at level step only the
+  // outermost layer is known that one is called in. None is wanted then.
+  bool collectives_apart() const { return collectives_apart_; }
 
  private:
+  bool find_collectives_apart() const;
+
   const HashStreamReader& a_;
   const HashStreamReader& b_;
   std::vector<uint32_t> site_of_b_, only_b_;
@@ -39,7 +44,7 @@ class StreamJoin {
   std::vector<Digest> keys_;
   std::vector<uint64_t> ops_;
   std::vector<uint8_t> wanted_;
-  bool all_wanted_ = true;
+  bool all_wanted_ = true, collectives_apart_ = false;
 };
 
 bool is_at_level(const Site& site, Level level);  // recorded at this level, or at a coarser one

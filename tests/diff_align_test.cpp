@@ -386,6 +386,25 @@ TEST_CASE("runs at two levels are compared at the coarser one, without their tre
   CHECK(is_at(first_of(v), 2, 1, Phase::forward, "", "loss"));
 }
 
+TEST_CASE("collectives that stand in other layers at level step are not compared with those of a finer run") {
+  SmallTraining fine, coarse;
+  coarse.level = Level::step;
+  Pair pair(fine, coarse);
+  pair.b.collectives_under("model");
+  const Verdict equal = pair.diff();
+  INFO(dump(equal));
+  CHECK(equal.outcome == Outcome::identical);
+  CHECK(holds(equal.coverage.limits, "collectives were not compared, as they stand in other layers at level step"));
+  CHECK(equal.coverage.records_compared == 4 * (6 + 4 * (3 + 3 * (1 + 2) + 1)));
+  coarse.hook = kLateFault;
+  Pair faulty(fine, coarse);
+  faulty.b.collectives_under("model");
+  CHECK(faulty.diff().outcome == Outcome::diverged);
+  Pair same_level(fine, fine);
+  same_level.b.collectives_under("model");
+  CHECK(same_level.diff().outcome != Outcome::identical);
+}
+
 TEST_CASE("what layers are handed is not compared with a run at level launch, which may have left it to the launches") {
   SmallTraining layer, launch;
   launch.level = Level::launch;

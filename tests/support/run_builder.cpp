@@ -219,6 +219,15 @@ RunBuilder& RunBuilder::drop(int64_t step, const std::string& tensor) {
   return *this;
 }
 
+RunBuilder& RunBuilder::collectives_under(const std::string& layer) {
+  for (RankBuilder& rank : ranks_) {
+    for (RankBuilder::Row& row : rank.rows_) {
+      if (row.site.kind == Kind::collective) row.site.layer = layer + "." + row.site.layer;
+    }
+  }
+  return *this;
+}
+
 RunBuilder& RunBuilder::leave_out(int rank) {
   left_out_[static_cast<size_t>(rank)] = 1;
   return *this;

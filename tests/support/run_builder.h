@@ -89,6 +89,7 @@ class RunBuilder {
   RunBuilder& every(int64_t n);
   RunBuilder& keep_steps(const std::vector<int64_t>& steps);  // of those planted so far; the prologue stays
   RunBuilder& drop(int64_t step, const std::string& tensor);  // records planted so far
+  RunBuilder& collectives_under(const std::string& layer);  // planted so far: in another layer than they are
   RunBuilder& leave_out(int rank);                // no stream of it is written
   RunBuilder& level(int rank, Level level);       // another level than the run's
   // Creates the folder and returns it.
