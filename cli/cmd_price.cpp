@@ -102,7 +102,7 @@ const Verb& price_verb() {
           "none), 1 not even with all, 2 trouble, or nobody can tell.",
       .options = {{"deterministic", 0, "[=KNOBS]", "the knobs that are priced (default: those of plain --deterministic)"},
                   {"steps", 0, "A:B", "steps A to B-1 are timed, B is compared (default: 5:25); those before A are warm-up"},
-                  {"rounds", 0, "N", "runs of each arm (default: 3, at least 2)"},
+                  {"rounds", 0, "N", "runs of each arm (default: 3; with 2 no difference of time is believed)"},
                   {"skip-alone", 0, "", "no arms of one knob each: fast, all, and the cheapest set"},
                   {"output", 'o', "RUNS", "folder to make (default: runs/price-YYYYmmdd-HHMMSS)"},
                   {"html", 0, "FILE", "also write a page with a plot"},

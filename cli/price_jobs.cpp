@@ -185,12 +185,13 @@ class Pricing {
     }
   }
 
-  // Runs it beside the fast arm until both have as many runs as the others.
+  // Runs it in turns with the fast arm: the runs of the search were not, and their times do not count.
   bool confirm(const Knobs& knobs) {
     PriceArm arm = tried(knobs);
     PriceArm& fast = result_.arms[0];
-    const auto wanted = static_cast<size_t>(std::max<int64_t>(request_.rounds, 2));
-    while (arm.kind == PriceArm::Kind::candidate && arm.repeats() && arm.runs.size() < wanted) {
+    const bool is_new = arm.kind == PriceArm::Kind::candidate;
+    if (is_new) arm.run_medians_ms.clear();
+    for (int64_t round = 0; is_new && arm.repeats() && round < request_.rounds; ++round) {
       run_arm(&fast);
       run_arm(&arm);
     }

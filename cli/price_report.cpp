@@ -82,7 +82,7 @@ std::string full_words(const PriceResult& result) {
 
 std::optional<double> measured_ratio(const PriceArm& arm, const PriceArm& fast) {
   const auto a = arm.time(), b = fast.time();
-  if (!a || !b || !differ(*a, *b, arm.runs.size(), fast.runs.size())) return std::nullopt;
+  if (!a || !b || !differ(*a, *b, arm.run_medians_ms.size(), fast.run_medians_ms.size())) return std::nullopt;
   return a->median_ms / b->median_ms;
 }
 

@@ -25,7 +25,7 @@ struct ArmTime {
 };
 ArmTime arm_time(const std::vector<double>& run_medians_ms);  // REQUIRES: not empty
 // Whether the difference of two arms was measured: it is larger than the spread of either, and every run of one is on the
-// same side of every run of the other. Never so with fewer than two runs each.
+// same side of every run of the other. Never so with fewer than three runs each: two say too little of the noise.
 bool differ(const ArmTime& a, const ArmTime& b, size_t runs_a, size_t runs_b);
 
 // The search. Knobs are 0..count-1, in order of preference: those to keep first. repeats(kept): whether the job repeated with

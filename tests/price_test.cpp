@@ -45,7 +45,7 @@ TEST_CASE("a difference counts only where runs are apart by more than they sprea
   CHECK_FALSE(differ(fast, arm_time({10.15, 10.3, 10.25}), 3, 3));  // they overlap
   CHECK_FALSE(differ(fast, arm_time({10.21, 10.4, 10.22}), 3, 3));  // apart, by less than the spread
   CHECK_FALSE(differ(fast, arm_time({10.3, 14, 10.4}), 3, 3));      // one arm is all noise
-  CHECK_FALSE(differ(arm_time({10}), arm_time({20}), 1, 1));        // one run each says nothing of the noise
+  CHECK_FALSE(differ(arm_time({10, 10.1}), arm_time({20, 20.1}), 2, 2));  // two runs each say too little of the noise
   CHECK_FALSE(differ(fast, fast, 3, 3));
 }
 

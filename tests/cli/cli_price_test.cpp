@@ -22,7 +22,7 @@ ProgramOptions plain() {
 }
 
 ProgramResult price(const std::string& folder, const Words& options, const Words& command, const ProgramOptions& how = plain()) {
-  return run_forkpoint(words(words({"price", "-o", folder, "--steps", "2:6", "--rounds", "2"}, options), words({"--"}, command)), how);
+  return run_forkpoint(words(words({"price", "-o", folder, "--steps", "2:6"}, options), words({"--"}, command)), how);
 }
 
 nlohmann::json arm(const nlohmann::json& priced, const std::string& name) {
@@ -58,7 +58,7 @@ TEST_CASE("the knobs that a job needs are found, and what one costs is seen") {
   CHECK(page.find("<svg") != std::string::npos);
   CHECK(page.find("<script") == std::string::npos);
   CHECK(page.find("repeats with 2 of 4 knobs") != std::string::npos);
-  CHECK(fs::exists(folder / "runs/fast-2/run.json"));
+  CHECK(fs::exists(folder / "runs/fast-3/run.json"));
 }
 
 TEST_CASE("a job that repeats by itself needs no knob") {
@@ -66,7 +66,7 @@ TEST_CASE("a job that repeats by itself needs no knob") {
   const ProgramResult result = price(folder / "runs", {"--deterministic=cublas,nvte", "--skip-alone"}, kTrainer);
   INFO(result.err << result.out);
   CHECK(result.status == 0);
-  CHECK(result.out.starts_with("repeats without any knob (2 runs); "));
+  CHECK(result.out.starts_with("repeats without any knob (3 runs); "));
   CHECK(result.out.find("equal runs are no proof") != std::string::npos);
 }
 
