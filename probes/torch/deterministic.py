@@ -261,11 +261,31 @@ class _Listener:
 _filter = ("ignore", _Listener(), UserWarning, None, 0)
 
 
+def _put_first(warnings):
+    filters = warnings.filters
+    if not filters or filters[0] is not _filter:
+        if _filter in filters:
+            filters.remove(_filter)
+        filters.insert(0, _filter)
+
+
 def _listen():
+    """From now on ours is the first, whatever filters the program adds: else one that raises would end it for our mode."""
     import warnings
 
-    if not warnings.filters or warnings.filters[0] is not _filter:
-        warnings._add_filter(*_filter, append=False)
+    _put_first(warnings)
+    for name in ("_filters_mutated", "_filters_mutated_lock_held"):
+        original = getattr(warnings, name, None)
+        if original is None or hasattr(original, "__wrapped__"):
+            continue
+
+        def mutated(*args, original=original, **kwargs):
+            _put_first(warnings)
+            return original(*args, **kwargs)
+
+        mutated.__wrapped__ = original
+        setattr(warnings, name, mutated)
+        mutated()
 
 
 # ---- Attention
