@@ -9,7 +9,7 @@
 namespace forkpoint::collective {
 namespace {
 
-#ifdef FORKPOINT_FEW_ROUNDS
+#ifdef FORKPOINT_FEW_TYPES
 constexpr int kRounds = 1;
 constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::i8};
 #else

@@ -21,6 +21,7 @@ using collective::CollectiveParams;
 void run_collective(const FakeKernelCall* call, void* user) {
   CollectiveParams params;
   memcpy(&params, call->params, sizeof(params));
+  if (!*static_cast<collective::RunWorker*>(user)) abort();  // of a type that this library was not built with
   if (params.protocol == collective::Protocol::local) params.blocks = 1;
   if ((params.protocol != collective::Protocol::local && call->grid[0] != params.blocks) ||
       call->block[0] != collective::kBlockThreads)
