@@ -122,7 +122,8 @@ std::vector<Knob> torch_knobs() {
        .area = "PyTorch",
        .does = "puts kernels of forkpoint's own, in fixed order, in the place of PyTorch's atomic ones",
        .why = "PyTorch has no deterministic implementation of these ops, or a slow one.",
-       .in_process = true},
+       .in_process = true,
+       .by_default = false},  // until they have been measured on a GPU
       {.name = "autotune",
        .area = "Inductor, Triton",
        .does = "keeps compiled kernels from being chosen by timing, or keeps the choice on disk",
@@ -159,7 +160,22 @@ std::vector<Knob> communication_knobs() {
        .area = "NCCL",
        .does = "puts reductions of forkpoint's own, in the order of ranks, in the place of NCCL's",
        .why = "Their result does not depend on algorithm, protocol, topology or allocation, which no setting of NCCL gives.",
-       .in_process = true},
+       .in_process = true,
+       .by_default = false},  // until they have been measured on several GPUs
+      {.name = "collectives-wide",
+       .area = "NCCL",
+       .does = "has these reductions add 16- and 8-bit floats in fp32, rounded once",
+       .why = "Rounded at each addition, a sum over many ranks loses digits.",
+       .in_process = true,
+       .by_default = false,
+       .needs = "collectives"},
+      {.name = "collectives-tree",
+       .area = "NCCL",
+       .does = "has these reductions add in a balanced tree over the ranks",
+       .why = "Fewer ranks give the same bits where each has added the matching subtree itself; and only there.",
+       .in_process = true,
+       .by_default = false,
+       .needs = "collectives"},
   };
 }
 

@@ -165,8 +165,8 @@ bool is_good(NcclResult result) { return result == kNcclSuccess || result == kNc
 }  // namespace
 
 void set_nccl_swap(const Settings& settings) {
-  mode = {settings.has_knob("collectives_wide"), settings.has_knob("collectives_tree"),
-          settings.has_knob("collectives_messages")};
+  mode = {settings.has_knob("collectives-wide"), settings.has_knob("collectives-tree"),
+          settings.has_knob("collectives-messages")};
   is_on.store(settings.has_knob("collectives") || mode.wide || mode.tree || mode.messages);
 }
 bool nccl_swap_is_on() { return is_on.load(std::memory_order_relaxed); }

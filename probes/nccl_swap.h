@@ -19,8 +19,8 @@ namespace forkpoint {
 
 struct Settings;
 
-// What FORKPOINT_DETERMINISTIC names: "collectives": in rank order, rounded at each addition; "collectives_wide": 16-
-// and 8-bit floats are added in fp32; "collectives_tree": as a balanced tree over the ranks; "collectives_messages":
+// What FORKPOINT_DETERMINISTIC names: "collectives": in rank order, rounded at each addition; "collectives-wide": 16-
+// and 8-bit floats are added in fp32; "collectives-tree": as a balanced tree over the ranks; "collectives-messages":
 // always by send and receive. Set once, when the probe is loaded.
 void set_nccl_swap(const Settings& settings);
 bool nccl_swap_is_on();

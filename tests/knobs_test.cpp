@@ -90,10 +90,12 @@ TEST_CASE("a name that is no knob is refused with the nearest") {
   refusal("Cublas");
 }
 
-TEST_CASE("by default filling, TF32 and NCCL's layout are left alone") {
+TEST_CASE("by default filling, TF32, NCCL's layout and kernels of our own are left alone") {
   const std::string names = "," + knob_names(default_knobs()) + ",";
-  for (const std::string off : {",torch-fill,", ",tf32,", ",nccl-layout,"}) CHECK(names.find(off) == std::string::npos);
-  for (const std::string on : {",cublas,", ",nccl,", ",torch-algorithms,", ",collectives,", ",torch-kernels,"}) {
+  for (const std::string off : {",torch-fill,", ",tf32,", ",nccl-layout,", ",collectives,", ",collectives-wide,", ",torch-kernels,"}) {
+    CHECK(names.find(off) == std::string::npos);
+  }
+  for (const std::string on : {",cublas,", ",nccl,", ",torch-algorithms,", ",seeds,"}) {
     CHECK(names.find(on) != std::string::npos);
   }
 }

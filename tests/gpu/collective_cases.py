@@ -76,5 +76,5 @@ def other_way():
 
 chosen = [one for one in nccl_cases.ARRANGEMENTS if one.name in ("all", "threads", "processes")]
 cases = [case(one, level) for one in chosen for level in ("step", "launch")]
-cases += [case(chosen[-1], "step", knobs) for knobs in ("collectives_messages", "collectives_wide", "collectives_tree")]
+cases += [case(chosen[-1], "step", knobs) for knobs in ("collectives-messages", "collectives-wide", "collectives-tree")]
 case_runner.main([*cases, other_way()])

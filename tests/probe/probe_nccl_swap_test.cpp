@@ -68,7 +68,7 @@ TEST_CASE("without the knob nothing is swapped, asked or recorded about it") {
 
 TEST_CASE("where one device does not reach another one's memory, the same sums come by messages") {
   for (const Environment& why :
-       {Environment{{"FAKE_CUDA_NO_PEERS", "1"}}, Environment{{"FORKPOINT_DETERMINISTIC", "collectives_messages"}}}) {
+       {Environment{{"FAKE_CUDA_NO_PEERS", "1"}}, Environment{{"FORKPOINT_DETERMINISTIC", "collectives-messages"}}}) {
     NcclRun recorded;
     record_nccl(&recorded, "reductions", 2, joined(why, kSwapped));
     const std::string& out = recorded.outcome.out;
