@@ -231,8 +231,8 @@ const Verb& check_verb() {
           "incomparable, not diverged; equal digests are identical on any machine. --update makes REF anew and says "
           "what\n"
           "changed; it is refused for a run that ended early or lost anything. --deterministic switches on what makes\n"
-          "CMD repeat itself; without it nothing is. CMD writes to RUN/job.log. Exit status: 0 identical (or updated), 1 diverged, 2 trouble or\n"
-          "incomparable.",
+          "CMD repeat itself; without it nothing is. CMD writes to RUN/job.log. Exit status: 0 identical (or updated),\n"
+          "1 diverged, 2 trouble or incomparable.",
       .options = {{"reference", 0, "REF", "the file to compare with"},
                   {"steps", 0, "N", "how many steps (default: as REF; 10 for a new one)"},
                   {"first-step", 0, "N", "the step that CMD begins with (default: as REF; 0 for a new one)"},

@@ -222,10 +222,9 @@ const Verb& record_verb() {
                     "a named run, fine enough to name a layer; RANK or its like tells the ranks apart"},
                    {"forkpoint record -o runs/fine --level launch --step-on optimizer -- python train.py",
                    "every kernel launch of a script that nobody edited; a step begins with each range named optimizer"},
-                   {"forkpoint record --deterministic -o runs/twin -- python train.py",
-                    "with all that makes a job repeat itself; `forkpoint show` lists what is in force"},
-                   {"forkpoint record --watch nan,replicas --on-trigger stop -- torchrun --nproc-per-node 8 train.py",
-                    "ends the job at the first NaN, or when its replicas come apart, and says where"}},
+                   {"forkpoint record --deterministic --watch nan,replicas --on-trigger stop -- "
+                    "torchrun --nproc-per-node 8 train.py",
+                    "with all that makes a job repeat itself; ends it at the first NaN, or when its replicas come apart"}},
       .takes_command = true,
       .trouble_status = kOwnFailure,
       .run = record};

@@ -181,6 +181,10 @@ class Doctor {
     std::optional<PairLook> deterministic;
     if (pair.verdict && pair.verdict->outcome == Outcome::diverged) {
       deterministic = run_pair("deterministic-", default_knobs());
+      const bool same = deterministic->verdict && deterministic->verdict->outcome == Outcome::identical;
+      if (same && run(request_.folder + "/third", std::nullopt).recorded.ranks > 0) {
+        deterministic->without = diff(Run::open(pair.run_b), Run::open(request_.folder + "/third"), DiffOptions());
+      }
     }
     append(&outcome_.findings,
            judge_pair(pair, seen, deterministic,

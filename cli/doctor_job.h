@@ -19,9 +19,10 @@ JobPrograms look_at_programs(const std::vector<std::string>& command);
 // was_recorded: the probe was in the job when it was run, so that nothing need be guessed.
 Findings judge_programs(const JobPrograms& job, const MachineLooks& machine, bool was_recorded);
 
-// Where the two runs differ, two more are made in deterministic mode.
+// Where the two runs differ, two more are made in deterministic mode, and where these are identical one without it: does it
+// still differ?
 struct DoctorRun {
-  std::string folder;           // made: first, second, deterministic-first, deterministic-second
+  std::string folder;           // made: first, second, deterministic-first, deterministic-second, third
   int64_t first = 0, last = 1;  // steps
   RecordingRequest recording;   // level, step_on and the command
   std::chrono::seconds patience{1800};

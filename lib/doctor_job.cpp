@@ -298,11 +298,21 @@ std::string fix_of(const PairLook& pair, const JobSeen& seen) {
   return fmt::format("forkpoint bisect {} {}", pair.run_a, pair.run_b);
 }
 
+bool has_cured(const PairLook& deterministic) {
+  return deterministic.trouble.empty() && deterministic.verdict && deterministic.verdict->outcome == Outcome::identical &&
+         deterministic.without && deterministic.without->outcome == Outcome::diverged;
+}
+
 Finding judge_deterministic(const PairLook& pair, const std::string& how) {
   Finding finding{"deterministic", FindingKind::note, kRepeating, "", "", how};
   if (!pair.trouble.empty() || !pair.verdict) {
     finding.kind = FindingKind::unknown;
     finding.found = fmt::format("in deterministic mode: {}", pair.trouble);
+  } else if (pair.verdict->outcome == Outcome::identical && !has_cured(pair)) {
+    finding.found = fmt::format("in deterministic mode two runs of {} are {}, and a third one without it is what the second was: "
+                                "what differed did not come again", pair.steps, headline(*pair.verdict));
+    finding.why = "a fault that comes rarely, or once: whether the mode keeps it away is not known";
+    finding.fix = "";
   } else if (pair.verdict->outcome == Outcome::identical) {
     finding.found = fmt::format("in deterministic mode two runs of {} are {}", pair.steps, headline(*pair.verdict));
   } else if (pair.verdict->outcome == Outcome::diverged) {
@@ -325,8 +335,7 @@ Findings judge_pair(const PairLook& pair, const JobSeen& seen, const std::option
   const Verdict& verdict = *pair.verdict;
   Findings findings;
   if (verdict.outcome == Outcome::diverged) {
-    const bool cured = deterministic && deterministic->trouble.empty() && deterministic->verdict &&
-                       deterministic->verdict->outcome == Outcome::identical;
+    const bool cured = deterministic && has_cured(*deterministic);
     findings.push_back({"repeats", FindingKind::fix, kRepeating,
                         fmt::format("two runs of {}: {}", pair.steps, headline(verdict)), cause_of(verdict),
                         cured ? how : fix_of(pair, seen)});

@@ -65,6 +65,9 @@ struct PairLook {
   std::string run_a, run_b;  // folders
   std::string trouble;       // why the pair was not run to its end; empty: it was
   std::optional<Verdict> verdict;
+  // Of the pair in deterministic mode, where it is identical: the job once more without, against its second run before. Only
+  // where these differ as well has the mode done anything.
+  std::optional<Verdict> without;
 };
 // deterministic: the same pair in deterministic mode, where it was run. how: the command line that switches it on.
 Findings judge_pair(const PairLook& pair, const JobSeen& seen, const std::optional<PairLook>& deterministic,

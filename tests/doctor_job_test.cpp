@@ -166,7 +166,9 @@ TEST_CASE("a PyTorch job that starts from other weights, or draws other numbers,
 
 TEST_CASE("deterministic mode: said to cure only where two runs in it were identical") {
   const std::string how = "forkpoint record --deterministic -- ./train";
-  const Findings cured = judge_pair(pair(diverged("nondeterministic_op")), {}, pair(of(Outcome::identical)), how);
+  PairLook twin = pair(of(Outcome::identical));
+  twin.without = diverged("nondeterministic_op");
+  const Findings cured = judge_pair(pair(diverged("nondeterministic_op")), {}, twin, how);
   CHECK(cured.front().fix == how);
   CHECK(kind_of(cured, "deterministic") == FindingKind::note);
   const Findings not_cured = judge_pair(pair(diverged("nondeterministic_op")), {}, pair(diverged("data_order")), how);
@@ -174,6 +176,14 @@ TEST_CASE("deterministic mode: said to cure only where two runs in it were ident
   CHECK(find(not_cured, "deterministic")->found.find("does not cure it") != std::string::npos);
   CHECK(kind_of(judge_pair(pair(diverged("x")), {}, pair(of(Outcome::incomparable)), how), "deterministic") ==
         FindingKind::unknown);
+  // A third run without it is what the second was: what differed came once, and nothing is known of the mode.
+  for (const auto& without : {std::optional(of(Outcome::identical)), std::optional<Verdict>()}) {
+    twin.without = without;
+    const Findings once = judge_pair(pair(diverged("nondeterministic_op")), {}, twin, how);
+    CHECK(once.front().fix == "forkpoint bisect runs/a runs/b");
+    CHECK(find(once, "deterministic")->found.find("did not come again") != std::string::npos);
+    CHECK(find(once, "deterministic")->fix.empty());
+  }
   // Identical as far as it went, and then it failed.
   const Findings cut = judge_pair(pair(diverged("x")), {}, pair(of(Outcome::identical), "it failed"), how);
   CHECK(kind_of(cut, "deterministic") == FindingKind::unknown);

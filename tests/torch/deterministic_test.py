@@ -16,7 +16,7 @@ def record(folder, faults, options=(), **more):
     path = pathlib.Path(folder, f"{count}")
     command = [sys.executable, PROGRAMS / "unrepeatable.py", *faults]
     done = run(["env", "-u", "PYTHONHASHSEED", "-u", "CUBLAS_WORKSPACE_CONFIG", *(f"{k}={v}" for k, v in more.items()),
-                FORKPOINT, "record", "--level", "step", *options, "-o", path, "--", *command])
+                FORKPOINT, "record", "--level", "step", "--first-step", "0", *options, "-o", path, "--", *command])
     assert done.status == 0, f"{faults} {options}: status {done.status}: {done.stderr[-3000:]}"
     return path, done
 
