@@ -182,7 +182,7 @@ class Doctor {
     if (pair.verdict && pair.verdict->outcome == Outcome::diverged) {
       deterministic = run_pair("deterministic-", default_knobs());
       const bool same = deterministic->verdict && deterministic->verdict->outcome == Outcome::identical;
-      if (same && run(request_.folder + "/third", std::nullopt).recorded.ranks > 0) {
+      if (same && trouble_of(run(request_.folder + "/third", std::nullopt), request_).empty()) {
         deterministic->without = diff(Run::open(pair.run_b), Run::open(request_.folder + "/third"), DiffOptions());
       }
     }

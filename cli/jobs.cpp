@@ -250,10 +250,12 @@ std::unique_ptr<Job> find_job(int64_t pid) {
   folders.insert(control::socket_folder(nullptr, nullptr, process.st_uid));
   for (const std::string& folder : folders) finder.look(folder, pid);
   if (!found.jobs.empty()) {
-    if (found.jobs.front()->rank() < 0) {
+    if (found.jobs.front()->rank() < 0 && !found.jobs.front()->step()) {
       const FoundJobs all = find_jobs();
-      const bool listed = std::any_of(all.jobs.begin(), all.jobs.end(), [&](const auto& job) { return job->pid() == pid; });
-      if (!listed) {
+      const bool has_ranks = std::any_of(all.jobs.begin(), all.jobs.end(), [&](const auto& job) {
+        return job->rank() >= 0 && JobProcesses::ancestors(static_cast<pid_t>(job->pid())).contains(static_cast<pid_t>(pid));
+      });
+      if (has_ranks) {
         throw Error(fmt::format("process {} has started the ranks of a job and trains nothing itself.", pid),
                     "`forkpoint ps` lists the ranks; --job NAME takes all of them.");
       }

@@ -55,6 +55,8 @@ PriceResult run_price(const PriceRequest& request);
 
 // How an arm compares with `fast`: nothing where no difference was measured, or there is nothing to compare.
 std::optional<double> measured_ratio(const PriceArm& arm, const PriceArm& fast);
+// "1.12x", "no difference measured", or that it was not measured, and why.
+std::string cost_words(const PriceArm& arm, const PriceArm& fast);
 std::string price_headline(const PriceResult& result);
 std::string price_text(const PriceRequest& request, const PriceResult& result);
 std::string price_json(const PriceRequest& request, const PriceResult& result);

@@ -89,7 +89,7 @@ std::string table(const PriceResult& result) {
     rows += fmt::format("<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>\n", escaped(title_of(*arm)),
                         escaped(arm->knobs.empty() ? "none" : knob_names(arm->knobs)),
                         time ? fmt::format("{:.3f} [{:.3f}, {:.3f}]", time->median_ms, time->low_ms, time->high_ms) : "",
-                        arm->kind == PriceArm::Kind::fast ? "" : ratio ? fmt::format("{:.2f}x", *ratio) : "no difference measured",
+                        arm->kind == PriceArm::Kind::fast ? "" : ratio ? fmt::format("{:.2f}x", *ratio) : cost_words(*arm, result.fast()),
                         repeats_cell(*arm));
   }
   return "<div class=\"scroll\"><table class=\"records\"><tr><th>arm</th><th>knobs</th><th>ms a step</th><th>against fast</th>"

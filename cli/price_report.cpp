@@ -13,10 +13,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::string cost_text(const PriceArm& arm, const PriceArm& fast) {
-  if (arm.runs.empty()) return "not measured";
-  const auto ratio = measured_ratio(arm, fast);
-  return ratio ? fmt::format("{:.2f}x", *ratio) : "no difference measured";
+// Two runs of an arm say too little of the noise for any difference to be believed.
+bool has_too_few(const PriceArm& arm, const PriceArm& fast) {
+  return std::min(arm.run_medians_ms.size(), fast.run_medians_ms.size()) < kFewestRuns;
 }
 
 std::string repeat_text(const PriceArm& arm) {
@@ -35,7 +34,7 @@ void add_row(const PriceArm& arm, const PriceArm& fast, std::string* text) {
   const auto time = arm.time();
   const std::string ms = time ? fmt::format("{:.3f} ms", time->median_ms) : "-";
   const std::string spread = time ? fmt::format("[{:.3f}, {:.3f}]", time->low_ms, time->high_ms) : "";
-  const std::string cost = arm.kind == PriceArm::Kind::fast ? "" : cost_text(arm, fast);
+  const std::string cost = arm.kind == PriceArm::Kind::fast ? "" : cost_words(arm, fast);
   *text += fmt::format("  {:<17} {:>12}  {:<20} {:<23} {}\n", arm_title(arm), ms, spread, cost, printable(repeat_text(arm)));
 }
 
@@ -69,16 +68,27 @@ Json arm_json(const PriceArm& arm, const PriceArm& fast) {
 
 std::string price_words(const PriceArm& arm, const PriceArm& fast) {
   const auto ratio = measured_ratio(arm, fast);
+  if (!ratio && has_too_few(arm, fast)) return fmt::format("at a cost that takes {} rounds to measure", kFewestRuns);
   return ratio ? fmt::format("at {:.2f}x", *ratio) : "at no cost that could be measured";
 }
 
 std::string full_words(const PriceResult& result) {
   if (result.full().runs.empty()) return "with all knobs it does not run";
   const auto ratio = measured_ratio(result.full(), result.fast());
+  if (!ratio && has_too_few(result.full(), result.fast())) {
+    return fmt::format("what full determinism costs takes {} rounds to measure", kFewestRuns);
+  }
   return ratio ? fmt::format("full determinism costs {:.2f}x", *ratio) : "full determinism costs nothing that could be measured";
 }
 
 }  // namespace
+
+std::string cost_words(const PriceArm& arm, const PriceArm& fast) {
+  if (arm.runs.empty()) return "not measured";
+  const auto ratio = measured_ratio(arm, fast);
+  if (!ratio && has_too_few(arm, fast)) return fmt::format("takes {} rounds", kFewestRuns);
+  return ratio ? fmt::format("{:.2f}x", *ratio) : "no difference measured";
+}
 
 std::optional<double> measured_ratio(const PriceArm& arm, const PriceArm& fast) {
   const auto a = arm.time(), b = fast.time();

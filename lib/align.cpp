@@ -114,7 +114,7 @@ void note_collectives_apart(Alignment* out) {
   const bool any = std::any_of(out->ranks.begin(), out->ranks.end(), [&](const RankPair& pair) {
     return pair.a != nullptr && pair.b != nullptr && StreamJoin(*pair.a, *pair.b, out->level).collectives_apart();
   });
-  if (any) out->limits.push_back("collectives were not compared, as they stand in other layers at level step than at a finer one");
+  if (any) out->blockers.push_back("collectives were not compared: at level step they stand in other layers than at a finer one");
 }
 
 void note_deepened(const Run& a, const Run& b, Alignment* out) {

@@ -104,15 +104,19 @@ void point_at_first(const CheckpointContent& a, const CheckpointContent& b, Chec
   }
 }
 
+// What says where a job saves. Other paths, to its data above all, are a part of what it does.
+bool is_place_to_save(const LeafName& name) {
+  const std::string key = name.second.substr(name.second.rfind('.') + 1);
+  constexpr std::string_view kWords[] = {"output_dir", "save", "checkpoint", "ckpt", "dirpath", "model_path", "logging_dir", "log_dir"};
+  return std::any_of(std::begin(kWords), std::end(kWords), [&](std::string_view word) { return key.find(word) != key.npos; });
+}
+
 // The folder that a checkpoint is saved to is named in it by most trainers, and is no state of the training. What follows the
-// folder in a path that leads into it; nothing: it is no such path.
+// folder in a path that leads into it; nothing: it is no such path. A relative one is the folder's own last names.
 std::optional<std::string> within_own_folder(const LeafName& name, const std::string& text, const CheckpointContent& content) {
-  if (text.size() < 3 || text.front() != '"' || text.back() != '"') return {};
+  if (text.size() < 3 || text.front() != '"' || text.back() != '"' || !is_place_to_save(name)) return {};
   const std::filesystem::path path = std::filesystem::path(text.substr(1, text.size() - 2)).lexically_normal();
   const std::string word = path.string();
-  const std::string key = name.second.substr(name.second.rfind('.') + 1);
-  const bool called_path = key.find("dir") != key.npos || key.find("path") != key.npos || key.find("folder") != key.npos;
-  if (word.find('/') == word.npos && !called_path) return {};
   std::error_code ignored;
   const auto own = std::filesystem::absolute(content.path).lexically_normal();
   for (const auto& folder : {own.parent_path(), std::filesystem::canonical(own, ignored).parent_path()}) {

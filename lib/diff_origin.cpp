@@ -248,6 +248,7 @@ class Search {
 }  // namespace
 
 bool records_collectives(const StreamJoin& join) {
+  if (join.collectives_apart()) return false;  // they were not compared
   const auto is_collective = [](const Site& site) { return site.kind == Kind::collective; };
   return std::any_of(join.a().sites().begin(), join.a().sites().end(), is_collective) ||
          std::any_of(join.b().sites().begin(), join.b().sites().end(), is_collective);

@@ -308,6 +308,12 @@ Finding judge_deterministic(const PairLook& pair, const std::string& how) {
   if (!pair.trouble.empty() || !pair.verdict) {
     finding.kind = FindingKind::unknown;
     finding.found = fmt::format("in deterministic mode: {}", pair.trouble);
+  } else if (pair.verdict->outcome == Outcome::identical &&
+             (!pair.without || pair.without->outcome == Outcome::incomparable)) {
+    finding.kind = FindingKind::unknown;
+    finding.found = fmt::format("in deterministic mode two runs of {} are {}, and whether the job still differs without it could "
+                                "not be looked at: {}", pair.steps, headline(*pair.verdict),
+                                pair.without ? headline(*pair.without) : "a third run of it was not recorded to its end");
   } else if (pair.verdict->outcome == Outcome::identical && !has_cured(pair)) {
     finding.found = fmt::format("in deterministic mode two runs of {} are {}, and a third one without it is what the second was: "
                                 "what differed did not come again", pair.steps, headline(*pair.verdict));

@@ -70,7 +70,7 @@ ArmTime arm_time(const std::vector<double>& run_medians_ms) {
 }
 
 bool differ(const ArmTime& a, const ArmTime& b, size_t runs_a, size_t runs_b) {
-  if (runs_a < 3 || runs_b < 3) return false;
+  if (runs_a < kFewestRuns || runs_b < kFewestRuns) return false;
   const bool apart = a.high_ms < b.low_ms || b.high_ms < a.low_ms;
   return apart && std::abs(a.median_ms - b.median_ms) > std::max(a.spread_ms(), b.spread_ms());
 }

@@ -24,6 +24,7 @@ struct ArmTime {
   double spread_ms() const { return high_ms - low_ms; }
 };
 ArmTime arm_time(const std::vector<double>& run_medians_ms);  // REQUIRES: not empty
+inline constexpr size_t kFewestRuns = 3;  // of an arm, for a difference to be believed
 // Whether the difference of two arms was measured: it is larger than the spread of either, and every run of one is on the
 // same side of every run of the other. Never so with fewer than three runs each: two say too little of the noise.
 bool differ(const ArmTime& a, const ArmTime& b, size_t runs_a, size_t runs_b);

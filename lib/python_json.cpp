@@ -33,8 +33,17 @@ std::string as_json(std::string_view text) {
 }  // namespace
 
 nlohmann::json parse_python_json(std::string_view text) {
-  nlohmann::json value = nlohmann::json::parse(text, nullptr, false);
-  return value.is_discarded() ? nlohmann::json::parse(as_json(text), nullptr, false) : value;
+  // What is nested deeper is no file of a framework's, and reading, copying and freeing it recurse.
+  constexpr int kMaxDepth = 200;
+  bool too_deep = false;
+  const auto bounded = [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
+    too_deep = too_deep || depth > kMaxDepth;
+    return !too_deep;
+  };
+  const auto parse = [&](std::string_view json) { return nlohmann::json::parse(json, bounded, false); };
+  nlohmann::json value = parse(text);
+  if (value.is_discarded() && !too_deep) value = parse(as_json(text));
+  return too_deep ? nlohmann::json(nlohmann::json::value_t::discarded) : value;
 }
 
 std::string not_finite(const nlohmann::json& value) {

@@ -7,6 +7,7 @@ import functools
 import os
 import re
 import sys
+import threading
 
 from . import _native as native
 
@@ -310,6 +311,8 @@ def _ask_flash_attn(module):
 _ATTENTION = ("ScaledDotProductFlashAttentionBackward0", "ScaledDotProductEfficientAttentionBackward0",
               "ScaledDotProductCudnnAttentionBackward0")
 _before_strict = None  # the mode that comes back when the op of attention is over
+_strict_depth = 0      # ops of attention that are being enqueued
+_strict_lock = threading.Lock()
 
 
 def _watch_attention():
@@ -322,6 +325,8 @@ def _watch_attention():
     def scaled_dot_product_attention(query, *args, **kwargs):
         if _torch.compiler.is_compiling() or not getattr(query, "is_cuda", False) or not _may_be_strict():
             return original(query, *args, **kwargs)
+        if _strict_depth and _torch._C._current_graph_task_id() == -1:
+            _forget_strict()
         strict = _begin_strict()
         try:
             out = original(query, *args, **kwargs)
@@ -329,9 +334,9 @@ def _watch_attention():
             if strict:
                 _end_strict()
         node = _attention_node(getattr(out, "grad_fn", None))
-        if node is not None:
-            node.register_prehook(lambda _: _begin_strict() and None)
-            node.register_hook(lambda *_: _end_strict())
+        if node is not None and strict:
+            node.register_prehook(_before_attention)
+            node.register_hook(_after_attention)
         return out
 
     functional.scaled_dot_product_attention = scaled_dot_product_attention
@@ -356,20 +361,43 @@ def _attention_node(node):
 
 
 def _begin_strict():
-    global _before_strict
-    mode = _mode()
-    if _before_strict is not None or mode == (True, False):
-        return False
-    _before_strict = mode
-    _set_mode(True, False)
-    return True
+    """Whether an _end_strict is due. The mode is the process's: backward passes of several devices may want it at once."""
+    global _before_strict, _strict_depth
+    with _strict_lock:
+        if _strict_depth == 0:
+            mode = _mode()
+            if mode == (True, False):
+                return False
+            _before_strict = mode
+            _set_mode(True, False)
+        _strict_depth += 1
+        return True
 
 
 def _end_strict():
-    global _before_strict
-    if _before_strict is not None:
-        _set_mode(*_before_strict)
-        _before_strict = None
+    global _strict_depth
+    with _strict_lock:
+        if _strict_depth > 0:
+            _strict_depth -= 1
+            if _strict_depth == 0:
+                _set_mode(*_before_strict)
+
+
+def _forget_strict():
+    """No backward pass is running: one that raised has left the mode behind."""
+    global _strict_depth
+    with _strict_lock:
+        if _strict_depth > 0:
+            _strict_depth = 0
+            _set_mode(*_before_strict)
+
+
+def _before_attention(grads):
+    _begin_strict()  # a hook that returns anything would be taken to replace the gradients
+
+
+def _after_attention(grad_inputs, grad_outputs):
+    _end_strict()
 
 
 # ---- What the run says of it
@@ -400,7 +428,7 @@ def tell():
 
 def _look():
     """When a step begins: has the program changed what we have set?"""
-    _end_strict()  # of a backward pass that raised
+    _forget_strict()
     cudnn = _torch.backends.cudnn
     if has("cudnn") and (not cudnn.deterministic or cudnn.benchmark):
         _limit("deterministic mode: set by the program itself: torch.backends.cudnn.deterministic = %s, benchmark = %s"

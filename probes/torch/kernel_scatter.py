@@ -15,6 +15,8 @@ def by_destination(keys, rows):
     """Keys in ascending order, those that are equal in the order that they had, and where each was."""
     if rows < 2**31 and keys.dtype != torch.int32:
         keys = keys.clamp(-1, rows).to(torch.int32)  # what is out of range stays so
+    elif rows >= 2**31:
+        keys = keys.long()  # lines() counts further than 32 bits hold
     return torch.sort(keys, stable=True)
 
 
