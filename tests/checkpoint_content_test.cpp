@@ -235,7 +235,7 @@ TEST_CASE("the folder that a checkpoint lies in is no difference, any other path
   const auto put = [&](const std::string& run, const std::string& output, const std::string& optimizer, const char* runtime) {
     const std::string path = folder / (run + "/checkpoint-100");
     put_file(path + "/model.safetensors", made_safetensors(three()));
-    put_file(path + "/args.bin", made_torch_file({{"output_dir", output}, {"optim", optimizer}, {"best", output + "/checkpoint-50"}}));
+    put_file(path + "/args.bin", made_torch_file({{"output_dir", output}, {"optim", optimizer}, {"best_model_checkpoint", output + "/checkpoint-50"}}));
     put_file(path + "/trainer_state.json", R"({"log_history": [{"eval_runtime": )" + std::string(runtime) + R"(, "eval_loss": 1.5}]})");
     return path;
   };
@@ -252,4 +252,17 @@ TEST_CASE("the folder that a checkpoint lies in is no difference, any other path
   CHECK(other.values[0].name == "args: optim");
   put("y/sgd", "z/sgd", "adam", "1.25");  // a path elsewhere
   CHECK(compared(a, b).values.size() == 2);
+}
+
+TEST_CASE("data that are called like the folder of the run are a difference") {
+  const TemporaryFolder folder;
+  const auto put = [&](const std::string& run) {
+    const std::string path = folder / (run + "/checkpoint-100");
+    put_file(path + "/model.safetensors", made_safetensors(three()));
+    put_file(path + "/args.bin", made_torch_file({{"dataset_path", run}, {"data", run + "/train.bin"}}));
+    return path;
+  };
+  const CheckpointComparison other = compared(put("squad"), put("mnli"));
+  CHECK(other.outcome == Outcome::diverged);
+  CHECK(other.values.size() == 2);
 }
