@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from . import _native as native
-from . import aside, steps
+from . import aside, futures, steps
 from .names import COLLECTIVE, EVAL, INPUT, OUTPUT, failed, limit_once, put
 
 BELOW = torch._C.DispatchKey.BackendSelect
@@ -315,23 +315,10 @@ def _wait_tensor(keyset, tensor):
 def backward_ended():
     """The reducer has waited for what it has started, and for what a communication hook has."""
     for key, begun in list(_pending.items()):
-        if (begun.by_engine or key in _promised) and begun.work.is_completed():
+        if (begun.by_engine or futures.for_reducer(key)) and futures.is_complete(begun.work):
             del _pending[key]
-            _promised.discard(key)
+            futures.forget(key)
             _ended(begun, False)
-
-
-_promised = set()  # ids of Works whose future was taken
-
-
-def _promising(original):
-    @functools.wraps(original)
-    def get_future(self):
-        if id(self) in _pending:
-            _promised.add(id(self))
-        return original(self)
-
-    return get_future
 
 
 def step_begins():
@@ -340,7 +327,7 @@ def step_begins():
         limit_once(_LATE)
         for key in [k for k, begun in _pending.items() if begun.step != steps.serial()]:
             del _pending[key]
-    _promised.intersection_update(_pending)
+    futures.keep(_pending)
 
 
 def _register():
@@ -382,7 +369,7 @@ def install():
     steps.on_backward.append(backward_ended)
     work = dist.Work
     work.wait, work.synchronize = _waiting(work.wait), _waiting(work.synchronize)
-    work.get_future = _promising(work.get_future)
+    futures.install(_pending)
     dist.ProcessGroup._register_backend = _registering(dist.ProcessGroup._register_backend)
     if dist.is_initialized():
         _register()

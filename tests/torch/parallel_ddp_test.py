@@ -42,4 +42,14 @@ if __name__ == "__main__":
         hook = record(f"{folder}/hook", 2, "ddp_hook_divides_after")
         expect(printed(hook), printed(plain), "with a communication hook")
         buckets_are_recorded(f"{folder}/hook", "ddp_hook_divides_after")
+
+        # What is recorded hangs on what the reducer waits for, not on when gloo's thread comes to say that it has ended.
+        for kind in "ddp", "ddp_hook":
+            record(f"{folder}/{kind}_late", 2, f"{kind}_late")
+            for rank in 0, 1:
+                expect(collectives(f"{folder}/{kind}_late")[rank, "all_reduce", WORLD], found[rank, "all_reduce", WORLD],
+                       f"{kind}, with Works that are late to say that they have ended")
+        record(f"{folder}/by_hand", 2, "future_by_hand")
+        for rank in 0, 1:
+            expect(set(collectives(f"{folder}/by_hand")[rank, "all_reduce", WORLD]), {"input"}, "futures that nobody was seen to wait for")
     print("DistributedDataParallel: gradients before and after the reduction")

@@ -19,7 +19,7 @@ SAMPLE = pathlib.Path(__file__).resolve().parents[2] / "samples" / "torch" / "tr
 
 
 def launcher(*more):
-    return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", SAMPLE,
+    return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", SAMPLE,
             "--steps", "100000", *(["--dim", "256", "--batch", "32"] if ON_GPU else []), *more]
 
 

@@ -105,6 +105,35 @@ def ddp_hook_divides_after():
     train_ddp(hook)
 
 
+def ddp_late():
+    """Each Work says for ever that it has not ended: gloo fulfils the future first, and may be that late."""
+    dist.Work.is_completed = lambda self: False
+    train_ddp()
+
+
+def ddp_hook_late():
+    dist.Work.is_completed = lambda self: False
+    ddp_hook()
+
+
+def future_by_hand():
+    """Somebody who is no reducer takes a future during the backward pass, and waits behind it."""
+    layers = model()
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.5)
+    futures = []
+    for parameter in layers.parameters():
+        parameter.register_post_accumulate_grad_hook(
+            lambda p: futures.append(dist.all_reduce(p.grad, async_op=True).get_future()))
+    for step in range(options.steps):
+        loss = layers(batch(step)).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.futures.wait_all(futures)
+        futures.clear()
+        optimizer.step()
+        finish(step, loss, layers.parameters())
+
+
 def by_hand():
     """Every collective that gloo has, called by hand. Faults: altered (the result of an all_reduce), sent (what rank 1 sends
     on)."""
