@@ -203,6 +203,7 @@ class Case:
     expected: str
     gpus: int = 1
     modules: Sequence[str] = ("torch", "triton")  # of Python's, that its programs need
+    alone: bool = False  # takes all of a GPU's memory: no other case can run beside it
 
 
 def describe(verdict: dict):

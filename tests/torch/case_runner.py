@@ -27,6 +27,11 @@ def missing(case: Case, gpus: int):
     return f"no {' and no '.join(absent)} here" if absent else ""
 
 
+def takes_all(case: Case):
+    """JAX takes three quarters of a GPU's memory at its start. Such cases come last, one by one."""
+    return case.alone or "jax" in case.modules
+
+
 def processes_on_gpus():
     asked = ["nvidia-smi", "--query-compute-apps=gpu_bus_id,used_memory,pid,name", "--format=csv"]
     said = subprocess.run(asked, capture_output=True, text=True)
@@ -65,8 +70,7 @@ def main(all_cases):
     parser.add_argument("--keep", type=pathlib.Path, metavar="FOLDER", help="leave the runs in this new folder")
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args()
-    # One process was seen to hold all of a GPU's memory, most likely JAX: its cases come last, one by one.
-    cases = sorted((case for case in all_cases if options.only in case.name), key=lambda case: "jax" in case.modules)
+    cases = sorted((case for case in all_cases if options.only in case.name), key=takes_all)
     if options.list or not cases:
         print("\n".join(case.name for case in cases) or f"no case has {options.only} in its name")
         sys.exit(0 if cases else 1)
@@ -75,8 +79,8 @@ def main(all_cases):
     with tempfile.TemporaryDirectory(prefix="forkpoint-cases-") as temporary:
         folder = (options.keep or pathlib.Path(temporary)).resolve()
         build = options.build.resolve()
-        for takes_all, together in itertools.groupby(cases, key=lambda case: "jax" in case.modules):
-            with concurrent.futures.ThreadPoolExecutor(1 if takes_all else options.jobs) as pool:
+        for one_by_one, together in itertools.groupby(cases, key=takes_all):
+            with concurrent.futures.ThreadPoolExecutor(1 if one_by_one else options.jobs) as pool:
                 results = [
                     [f"skip {case.name}: {missing(case, gpus)}"]
                     if missing(case, gpus)
