@@ -79,7 +79,8 @@ std::vector<StepTimes> JobBoards::step_times() const {
     const auto* timed = reinterpret_cast<const TimedStopBoard*>(board);
     StepTimes times;
     times.rank = load(board->rank);
-    const int64_t last = load(board->step), first = std::max(load(board->first_step), last - TimedStopBoard::kTimes + 1);
+    const int64_t last = load(board->step);  // -1: none has begun
+    const int64_t first = std::max({int64_t{0}, load(board->first_step), last - TimedStopBoard::kTimes + 1});
     for (int64_t step = first; step <= last; ++step) {
       const int64_t begun_ns = load(timed->begun_ns[step % TimedStopBoard::kTimes]);
       if (begun_ns != 0) times.begun_ns[step] = begun_ns;

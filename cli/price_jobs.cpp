@@ -25,7 +25,7 @@ class Pricing {
     for (int64_t round = 0; round < request_.rounds; ++round) {
       for (PriceArm& arm : result_.arms) run_arm(&arm);
     }
-    if (!result_.fast().repeats() && result_.full().repeats()) search();
+    if (!result_.fast().repeats()) result_.full().repeats() ? search() : take_lone();
     result_.not_deterministic.assign(not_deterministic_.begin(), not_deterministic_.end());
     return std::move(result_);
   }
@@ -182,6 +182,16 @@ class Pricing {
       // It repeated twice and then did not. All of them did, and one that was left out may be why.
       if (knobs.size() == sorted.size()) return;
       print_warning(fmt::format("{} repeated twice and not a third time; the search begins anew", knob_names(knobs)));
+    }
+  }
+
+  // All knobs together do not repeat, or do not run, and yet one of them alone may: what another sets can undo it.
+  void take_lone() {
+    for (const PriceArm& arm : result_.arms) {
+      if (arm.kind != PriceArm::Kind::alone || !arm.repeats()) continue;
+      if (result_.cheapest && result_.cheapest->time()->median_ms <= arm.time()->median_ms) continue;
+      result_.cheapest = arm;
+      result_.cheapest->kind = PriceArm::Kind::cheapest;
     }
   }
 

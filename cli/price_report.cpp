@@ -102,8 +102,9 @@ std::string price_headline(const PriceResult& result) {
     return fmt::format("repeats without any knob ({} runs); {}", result.fast().runs.size(), full_words(result));
   }
   if (result.cheapest) {
-    return fmt::format("repeats with {} of {} {}, {}; {}", result.cheapest->knobs.size(), all, all == 1 ? "knob" : "knobs",
-                       price_words(*result.cheapest, result.fast()), full_words(result));
+    const bool odd = !result.full().repeats() && !result.full().runs.empty();
+    return fmt::format("repeats with {} of {} {}, {}{}; {}", result.cheapest->knobs.size(), all, all == 1 ? "knob" : "knobs",
+                       price_words(*result.cheapest, result.fast()), odd ? ", though not with all of them" : "", full_words(result));
   }
   const PriceArm& full = result.full();
   if (!full.failure.empty()) return fmt::format("does not run with {} {}: {}", all, all == 1 ? "knob" : "knobs", full.failure);

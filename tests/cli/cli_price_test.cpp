@@ -78,6 +78,20 @@ TEST_CASE("a job that no knob mends is said to repeat with none, and where it di
   CHECK(result.out.starts_with("does not repeat, not even with 2 knobs: diverged at step 6"));
 }
 
+TEST_CASE("a knob that repeats alone is found, though what another knob sets undoes it") {
+  const TemporaryFolder folder;
+  const ProgramResult result =
+      price(folder / "runs", {"--deterministic=cublas,nvte", "--json"},
+            words(kTrainer, {"--repeats-with", "CUBLAS_WORKSPACE_CONFIG", "--undone-by", "NVTE_ALLOW_NONDETERMINISTIC_ALGO"}));
+  INFO(result.err << result.out);
+  CHECK(result.status == 0);
+  const nlohmann::json priced = parsed(result);
+  CHECK(priced["repeats_with_all"] == false);
+  CHECK(priced["cheapest"]["knobs"] == nlohmann::json{"cublas"});
+  CHECK(priced["headline"].get<std::string>().find("repeats with 1 of 2 knobs") == 0);
+  CHECK(priced["headline"].get<std::string>().find("though not with all of them") != std::string::npos);
+}
+
 TEST_CASE("what the user has set is kept, and a knob that does not get its way is not priced") {
   const TemporaryFolder folder;
   ProgramOptions how = plain();

@@ -1,6 +1,6 @@
-// tiny_trainer STEPS [--different-at STEP] [--pause MS] [--die-at STEP] [--repeats-with VARIABLE,...] [--slowed-by VARIABLE]:
-// reports a few values a step to forkpoint.h. --repeats-with: unless all of these are set, a weight is another one in each
-// process. --slowed-by: where it is set a step takes 40 ms more.
+// tiny_trainer STEPS [--different-at STEP] [--pause MS] [--die-at STEP] [--repeats-with VARIABLE,...] [--undone-by VARIABLE]
+// [--slowed-by VARIABLE]: reports a few values a step to forkpoint.h. --repeats-with: unless all of these are set, a weight is
+// another one in each process; --undone-by: also where this one is set. --slowed-by: where it is set a step takes 40 ms more.
 #include <signal.h>
 #include <time.h>
 #include <unistd.h>
@@ -36,7 +36,8 @@ int main(int argc, char** argv) {
   };
   timespec now = {};
   clock_gettime(CLOCK_REALTIME, &now);
-  const bool repeats = all_set(text("--repeats-with"));
+  const std::string undone_by = text("--undone-by");
+  const bool repeats = all_set(text("--repeats-with")) && (undone_by.empty() || !all_set(undone_by));
   const bool slow = !text("--slowed-by").empty() && all_set(text("--slowed-by"));
   const long steps = words.empty() ? 3 : std::stol(words[0]);
   std::vector<float> weights(64, 1.0f);
