@@ -22,8 +22,6 @@
 #include "lib/error.h"
 #include "lib/input_file.h"
 #include "lib/python_json.h"
-#include "lib/safetensors.h"
-#include "lib/zip_file.h"
 
 namespace forkpoint {
 namespace {
@@ -32,7 +30,6 @@ namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
 constexpr uint64_t kMaxTextBytes = 256ull << 20;
-constexpr uint64_t kMaxJsonBytes = 4ull << 20;  // a tokenizer's vocabulary is longer
 
 const ListedFile* find(const std::vector<ListedFile>& files, std::string_view name) {
   const auto found = std::lower_bound(files.begin(), files.end(), name, [](const auto& a, auto& b) { return a.name < b; });
@@ -220,12 +217,12 @@ std::string missing_of_deepspeed(const std::string& folder, const std::vector<Li
     const size_t begin = at + kRank.size();
     const std::string rank = name.substr(begin, name.find_first_not_of("0123456789", begin) - begin);
     ranks.insert(rank);
-    if (!model) ++parts[rank];
+    if (!model && name.find("zero_pp_rank_") != name.npos) ++parts[rank];
     if (model && inside.data_parallel == 0) inside = look_inside_deepspeed(folder + "/" + file.name);
   }
   const auto count = static_cast<int64_t>(ranks.size());
   if (inside.model_parallel > count) return fmt::format("{} of {} files mp_rank_*{} are missing", inside.model_parallel - count, inside.model_parallel, kModel);
-  if (inside.has_optimizer || (parts.empty() && inside.zero_stage == 0)) return {};
+  if (inside.has_optimizer || inside.zero_stage == 0) return {};  // an expert's part is one of as many as hold experts
   for (const std::string& rank : ranks) {
     if (parts[rank] >= inside.data_parallel) continue;
     return fmt::format("{} of {} files *mp_rank_{}{} are missing", inside.data_parallel - parts[rank], inside.data_parallel, rank, kOptimizer);
@@ -235,15 +232,27 @@ std::string missing_of_deepspeed(const std::string& folder, const std::vector<Li
 
 // "model-00001-of-00003.safetensors" implies two more.
 std::string missing_in_row(const std::vector<ListedFile>& files) {
+  struct Row {
+    std::set<int64_t> numbers;
+    std::string begin, end;  // what stands before and behind the number
+    size_t width = 0;
+    int64_t count = 0;
+  };
+  std::map<std::string, Row> rows;
   for (const ListedFile& file : files) {
     const fs::path path(file.name);
-    const auto place = numbered_file(path.stem().string());
-    const std::string end = path.extension().string();
-    if (!place || (end != ".safetensors" && end != ".bin")) continue;
-    const std::string begin = (path.parent_path() / place->stem).string();
-    for (int64_t i = 1; i <= std::min<int64_t>(place->count, 100'000); ++i) {
-      const std::string name = fmt::format("{}-{:05}-of-{:05}{}", begin, i, place->count, end);
-      if (!has(files, name)) return fmt::format("{} is missing", name);
+    const std::string stem = path.stem().string(), extension = path.extension().string();
+    const auto place = numbered_file(stem);
+    if (!place || (extension != ".safetensors" && extension != ".bin")) continue;
+    const size_t of = stem.rfind("-of-");
+    const std::string begin = (path.parent_path() / place->stem).string() + "-", end = stem.substr(of) + extension;
+    Row& row = rows.try_emplace(begin + "*" + end, Row{{}, begin, end, of - place->stem.size() - 1, place->count}).first->second;
+    row.numbers.insert(place->number);
+  }
+  for (const auto& [shape, row] : rows) {
+    const int64_t first = row.numbers.contains(0) ? 0 : 1;
+    for (int64_t i = first; i < first + std::min<int64_t>(row.count, 100'000); ++i) {
+      if (!row.numbers.contains(i)) return fmt::format("{}{:0{}}{} is missing", row.begin, i, row.width, row.end);
     }
   }
   return {};
@@ -280,7 +289,7 @@ std::string missing_of_trainer(const std::vector<ListedFile>& files) {
     for (const ListedFile& file : files) {
       const fs::path path(file.name);
       const auto place = numbered_file(path.stem().string());
-      const std::string index = place ? place->stem + path.extension().string() + ".index.json" : "";
+      const std::string index = place ? (path.parent_path() / (place->stem + path.extension().string() + ".index.json")).string() : "";
       if (place && place->stem.find("model") != place->stem.npos && !has(files, index)) {
         return fmt::format("{} is missing, which says what is in which file", index);
       }
@@ -339,47 +348,6 @@ std::string why_not_lightning(const Checkpoint& checkpoint, const std::vector<Li
 }
 
 }  // namespace
-
-namespace {
-
-// A file so short that it ends within the first bytes of what torch.save writes.
-bool is_cut_signature(const FileSlice& slice) {
-  constexpr std::string_view kZip("PK\3\4", 4);
-  return slice.size_bytes() < kZip.size() && kZip.starts_with(slice.text(0, slice.size_bytes(), "the begin"));
-}
-
-}  // namespace
-
-std::string why_file_not_whole(const std::string& folder, const ListedFile& file) {
-  const std::string path = file.name.empty() ? folder : folder + "/" + file.name;
-  const std::string shown = file.name.empty() ? fs::path(folder).filename().string() : file.name;
-  const bool torch_name = ends_with_any(path, {".pt", ".pth", ".bin", ".ckpt", ".distcp"});
-  const bool safetensors = path.ends_with(".safetensors");
-  if ((torch_name || safetensors) && file.size_bytes == 0) {
-    // DCP makes a file for each rank, also for one that has nothing to write.
-    return path.ends_with(".distcp") ? "" : fmt::format("{} is empty", shown);
-  }
-  try {
-    const FileSlice slice = open_slice(path);
-    if (safetensors) read_safetensors(slice);
-    // A .distcp file is a row of zip files, each as long as .metadata says.
-    if (torch_name && !path.ends_with(".distcp") && ZipFile::begins(slice)) ZipFile{slice};
-    if (torch_name && is_cut_signature(slice)) return fmt::format("{} has {} bytes: it is cut", shown, slice.size_bytes());
-    if (path.ends_with(".json") && file.size_bytes <= kMaxJsonBytes &&
-        parse_python_json(slice.text(0, slice.size_bytes(), "the text")).is_discarded()) {
-      return fmt::format("{} is no JSON: it is cut or damaged", shown);
-    }
-    if (torch_name && slice.size_bytes() >= 8 && slice.text(0, 8, "the begin") == std::string(8, '\0')) {
-      return fmt::format("{} begins with zeros: its data never reached the disk", shown);
-    }
-  } catch (const Error& error) {
-    std::string why = error.what();
-    if (why.starts_with(path + ": ")) why = shown + ": " + why.substr(path.size() + 2);
-    if (why.ends_with('.')) why.pop_back();
-    return why;
-  }
-  return {};
-}
 
 std::string why_content_not_whole(const std::string& path, const std::vector<ListedFile>& files) {
   if (std::string why = why_files_not_whole(path, files); !why.empty()) return why;

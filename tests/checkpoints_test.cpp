@@ -132,6 +132,38 @@ TEST_CASE("DeepSpeed: as many parts of the optimizer as the model's file says th
   check_whole(find_checkpoints(folder.path()), 100, "deepspeed");  // without ZeRO it is in the model's file
 }
 
+TEST_CASE("DeepSpeed without ZeRO: the parts of experts' optimizers are as many as hold experts, not as many as ranks") {
+  const TemporaryFolder folder;
+  const std::string path = folder / "global_step100";
+  put_file(folder / "latest", "global_step100");
+  put_file(path + "/mp_rank_00_model_states.pt",
+           made_torch_file({{"dp_world_size", 4}, {"mp_world_size", 1}, {"optimizer", nullptr}, {"ds_config", {{"zero_optimization", {{"stage", 0}}}}}}));
+  for (const char* rank : {"0", "1"}) {
+    put_file(path + "/expp_rank_" + rank + "_mp_rank_00_optim_states.pt", made_torch_file({{"a", 1}}));
+    put_file(path + "/layer_0_expert_" + rank + "_mp_rank_00_model_states.pt", made_torch_file({{"a", 1}}));
+  }
+  check_whole(find_checkpoints(folder.path()), 100, "deepspeed");
+}
+
+TEST_CASE("parts of a model in a folder below, numbered from 0 or in other widths, and JSON by lines are as whole as others") {
+  const TemporaryFolder folder;
+  const std::string path = folder / "checkpoint-100";
+  put_trainer(path);
+  put_file(path + "/model.safetensors", weights());
+  put_file(path + "/teacher/model-00001-of-00001.safetensors", weights());
+  put_file(path + "/teacher/model.safetensors.index.json", R"({"weight_map": {"w": "model-00001-of-00001.safetensors"}})");
+  put_file(path + "/log.json", "{\"loss\": 1}\n{\"loss\": 2}\n");
+  check_whole(find_checkpoints(folder.path()), 100, "hf-trainer");
+  put_file(path + "/cache-0-of-2.bin", weights());
+  check_not_whole(find_checkpoints(folder.path()), 100, "cache-1-of-2.bin is missing");
+  put_file(path + "/cache-1-of-2.bin", weights());
+  check_whole(find_checkpoints(folder.path()), 100, "hf-trainer");
+  std::filesystem::remove(path + "/teacher/model.safetensors.index.json");
+  check_not_whole(find_checkpoints(folder.path()), 100, "teacher/model.safetensors.index.json is missing");
+  put_file(path + "/log.json", "{\"loss\": 1}\n{\"loss\": ");
+  check_not_whole(find_checkpoints(folder.path()), 100, "log.json is no JSON");
+}
+
 TEST_CASE("DeepSpeed: `latest` and all shards of the optimizer") {
   const TemporaryFolder folder;
   const std::string path = folder / "global_step100";
