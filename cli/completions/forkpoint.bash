@@ -81,7 +81,7 @@ _forkpoint() {
     attach) options="--job --all --output --level --steps --from --to --max-size --mask-names --timeout --help" ;;
     detach) options="--job --all --help" ;;
     version) options="--json --help" ;;
-    help) options="record diff replay bisect resume check doctor show merge checkpoints run ps attach detach version" ;;
+    help) options="record diff replay bisect resume check price doctor show merge checkpoints run ps attach detach version" ;;
     *) return ;;
   esac
   if [[ $current == -* || $verb == help || $verb == record || $verb == replay || $verb == resume || $verb == check || $verb == doctor || $verb == run || $verb == ps || $verb == attach || $verb == detach ]]; then
