@@ -20,7 +20,7 @@ mesh = init_device_mesh("cuda", (2,), mesh_dim_names=("tp",))
 torch.manual_seed(0)
 model = nn.Sequential(nn.LayerNorm(256), nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256)).cuda()
 parallelize_module(model, mesh, {"1": ColwiseParallel(), "3": RowwiseParallel()})
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.001, foreach=False)  # of plain tensors and DTensors
 for step in range(5):
     torch.manual_seed(100 + step)  # the same rows on both
     loss = model(torch.randn(512, 256, device="cuda")).double().square().mean()
