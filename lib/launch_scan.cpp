@@ -53,6 +53,18 @@ void count_step(const LaunchJoin& join, const LaunchStep& a, const LaunchStep& b
   out->equal = out->differing == 0 && !records_differ && out->only_a == 0 && out->only_b == 0;
 }
 
+// Is there a row that takes part in the comparison? A step may hold nothing but an allocation or a wait of some thread
+// that happened to come then. What cannot be read may hold anything.
+bool has_work(const HashStreamReader& stream, size_t step) {
+  LaunchColumns launches;
+  try {
+    stream.read_launches(step, &launches);
+  } catch (const Error&) {
+    return true;
+  }
+  return std::any_of(launches.rows.begin(), launches.rows.end(), [](const LaunchRow& row) { return is_aligned(row.kind); });
+}
+
 class Scanner {
  public:
   Scanner(const OriginInput& input, const Origins& origins, bool wanted)
@@ -84,18 +96,22 @@ class Scanner {
   void check_presence() {
     for (size_t p = 0; p < joins_.size(); ++p) {
       uint64_t in_a = 0, in_b = 0;
-      std::vector<int64_t> only_a, only_b;
+      std::vector<const StepPair*> only_a, only_b;
       for (const StepPair& step : pair(p).steps) {
         const uint64_t a = pair(p).a->steps()[step.a].launches, b = pair(p).b->steps()[step.b].launches;
         in_a += a, in_b += b;
-        if (a != 0 && b == 0 && step.complete) only_a.push_back(step.step);
-        if (b != 0 && a == 0 && step.complete) only_b.push_back(step.step);
+        if (a != 0 && b == 0 && step.complete) only_a.push_back(&step);
+        if (b != 0 && a == 0 && step.complete) only_b.push_back(&step);
       }
       out_.compared |= in_a != 0 && in_b != 0;
+      if (in_b != 0) std::erase_if(only_a, [&](const StepPair* step) { return !has_work(*pair(p).a, step->a); });
+      if (in_a != 0) std::erase_if(only_b, [&](const StepPair* step) { return !has_work(*pair(p).b, step->b); });
       for (const auto& [count, steps, which] : {std::tuple(in_b, &only_a, 'B'), std::tuple(in_a, &only_b, 'A')}) {
         if (steps->empty()) continue;
-        const bool prologue = steps->front() == kPrologueStep;
-        const std::vector<int64_t> numbers(steps->begin() + (prologue ? 1 : 0), steps->end());
+        std::vector<int64_t> numbers;
+        for (const StepPair* step : *steps) {
+          if (step->step != kPrologueStep) numbers.push_back(step->step);
+        }
         const std::string when =
             count == 0        ? ""
             : numbers.empty() ? " before the first step"

@@ -5,6 +5,7 @@
 #include "probes/launch_functions.h"
 #include "probes/launch_recorder.h"
 #include "probes/nccl_hooks.h"
+#include "probes/nvtx_ranges.h"
 #include "probes/recorder.h"
 #include "probes/step_marks.h"
 
@@ -13,8 +14,10 @@ namespace {
 
 CallPlace place_of(const DriverCall& call, CUstream stream) { return {call.context, stream_of(call, stream), call.per_thread, call.correlation}; }
 
+// A range that matches and the kernel in it that matches too are one mark (XLA names a range after the kernel that it
+// launches). Taken for two, the step between them would hold what other threads happen to do meanwhile.
 void begin_step_if_marked(const Token& token, const KernelCall& kernel) {
-  if (!has_step_mark()) return;
+  if (!has_step_mark() || inside_marked_range()) return;
   const CudaDriver* driver = find_cuda_driver(token);
   const KernelFacts* facts = driver ? kernel_facts(token, *driver, recorder.names(), kernel.function) : nullptr;
   if (facts && facts->begins_step) begin_marked_step(token);

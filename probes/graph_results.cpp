@@ -11,6 +11,7 @@ namespace {
 
 constexpr uint32_t kNodes = 1u << 17;  // 16 MiB of device memory, taken at the first capture; one more is scrap
 
+constexpr int64_t kBuildPatienceNs = 10'000'000'000;
 constexpr size_t kMostArrived = 1u << 19;  // results that nobody has taken yet: some 40 MiB
 constexpr uint64_t kSweepEvery = 1u << 16;
 
@@ -24,10 +25,21 @@ uint64_t key_of(uint32_t node, uint32_t n) { return uint64_t{node} << 32 | n; }
 
 CUresult GraphResults::prepare(const CudaDriver& driver, uint32_t slots) {
   if (ready()) return CUDA_SUCCESS;
-  if (building_.exchange(true)) return CUDA_ERROR_NOT_READY;
-  const CUresult result = build(driver, slots);
-  if (result == CUDA_SUCCESS) ready_.store(true, std::memory_order_release);
-  return result;
+  const auto building = static_cast<uint32_t>(State::building);
+  auto state = static_cast<uint32_t>(State::none);
+  if (state_.compare_exchange_strong(state, building, std::memory_order_acq_rel)) {
+    const CUresult result = build(driver, slots);
+    error_.store(static_cast<int>(result), std::memory_order_relaxed);
+    state_.store(static_cast<uint32_t>(result == CUDA_SUCCESS ? State::ready : State::failed), std::memory_order_release);
+    futex_wake(state_);
+    return result;
+  }
+  const int64_t give_up_ns = now_ns() + kBuildPatienceNs;
+  for (; state == building && now_ns() < give_up_ns; state = state_.load(std::memory_order_acquire)) {
+    futex_wait(state_, building, 1'000'000);
+  }
+  if (ready()) return CUDA_SUCCESS;
+  return state == building ? CUDA_ERROR_NOT_READY : static_cast<CUresult>(error_.load(std::memory_order_relaxed));
 }
 
 CUresult GraphResults::build(const CudaDriver& driver, uint32_t slots) {

@@ -15,9 +15,10 @@ namespace forkpoint {
 
 class GraphResults {
  public:
-  // The context is current. Makes the ring, once; on a stream of its own, not waited for. slots: a power of two.
+  // The context is current. Makes the ring, once; on a stream of its own, not waited for. slots: a power of two. A thread
+  // that comes while another one makes it waits for that (bounded). What failed once is not tried again.
   CUresult prepare(const CudaDriver& driver, uint32_t slots);
-  bool ready() const { return ready_.load(std::memory_order_acquire); }
+  bool ready() const { return state_.load(std::memory_order_acquire) == static_cast<uint32_t>(State::ready); }
   // Has work on `stream` (a graph's replay) wait until the ring is set up.
   CUresult order_after_setup(const CudaDriver& driver, CUstream stream);
 
@@ -65,8 +66,9 @@ class GraphResults {
   bool note_arrival(const SlotResult& result);
   bool make_room();
 
-  std::atomic<bool> building_{false};
-  std::atomic<bool> ready_{false};
+  enum class State : uint32_t { none, building, ready, failed };
+  std::atomic<uint32_t> state_{0};  // enum State; futex
+  std::atomic<int> error_{0};       // CUresult, when it failed
   std::atomic<bool> set_up_{false};
   CUevent setup_done_ = nullptr;
   DigestRing image_;                     // as it was copied to the device

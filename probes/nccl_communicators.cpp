@@ -271,8 +271,14 @@ bool NcclCommunicators::learn_place(NcclCommunicator& communicator) {
   return true;
 }
 
-const Name* NcclCommunicators::name_of(const Token& token, NcclFamily& family) {
-  if (const Name* known = __atomic_load_n(&family.name, __ATOMIC_ACQUIRE)) return known;
+NcclFamily NcclCommunicators::snapshot(const NcclFamily& family) const {
+  const Locked lock;
+  return family;
+}
+
+const Name* NcclCommunicators::name_of(const Token& token, NcclFamily& shared) {
+  if (const Name* known = __atomic_load_n(&shared.name, __ATOMIC_ACQUIRE)) return known;
+  const NcclFamily family = snapshot(shared);
   suggest_rank(token, family);
   char text[256];
   int world_size = 1;
@@ -293,15 +299,16 @@ const Name* NcclCommunicators::name_of(const Token& token, NcclFamily& family) {
     snprintf(text, sizeof(text), "world %u", family.number);
   }
   const Name* made = recorder.names().create() ? recorder.names().name(text) : nullptr;
-  __atomic_store_n(&family.name, made, __ATOMIC_RELEASE);  // two threads that make it make the same one
+  const Locked lock;  // else a snapshot might see half of it
+  __atomic_store_n(&shared.name, made, __ATOMIC_RELEASE);  // two threads that make it make the same one
   return made;
 }
 
 const CommunicatorEntry* NcclCommunicators::entry(const Token& token, NcclCommunicator& communicator) {
   if (const CommunicatorEntry* known = communicator.entry.load(std::memory_order_acquire)) return known;
-  NcclFamily& family = *communicator.family;
   if (communicator.place < 0 && !learn_place(communicator)) return nullptr;
-  const Name* name = name_of(token, family);
+  const Name* name = name_of(token, *communicator.family);
+  const NcclFamily family = snapshot(*communicator.family);
   int world_size = 1;
   recorder.known_rank(&world_size);
   const bool has_all_ranks = family.size == world_size && family.places == 1;
@@ -318,7 +325,8 @@ const CommunicatorEntry* NcclCommunicators::entry(const Token& token, NcclCommun
   return made;
 }
 
-void NcclCommunicators::suggest_rank(const Token& token, const NcclFamily& family) {
+void NcclCommunicators::suggest_rank(const Token& token, const NcclFamily& shared) {
+  const NcclFamily family = snapshot(shared);
   if (family.id == Digest{} || family.parent || family.size < 2 || family.places == family.size) return;
   const int places = family.places;
   const bool in_blocks =

@@ -59,6 +59,8 @@ class NcclCommunicators {
   const NcclLibrary* library_of(NcclComm handle) const;
   // What its records are attributed to; made at the first use. nullptr: too many names.
   const CommunicatorEntry* entry(const Token& token, NcclCommunicator& communicator);
+  // A family as it is now: other places of the process may be entered, or learn how large it is, at any time.
+  NcclFamily snapshot(const NcclFamily& family) const;
   // Tells the recorder the process's rank where nobody else did (all places must have been entered).
   void suggest_rank(const Token& token, const NcclFamily& family);
 

@@ -113,6 +113,7 @@ class CallRecorder {
     frame_.collective = true;
     frame_.op = recorder.names().create() ? recorder.names().name(call_.op) : nullptr;
     frame_.communicator = nccl_communicators.entry(token_, communicator_);
+    family_ = nccl_communicators.snapshot(*communicator_.family);  // its size is known only now
     if (frame_.op && frame_.communicator) return true;
     recorder.lose_records(Loss::nccl_communicator, 1);
     return false;
@@ -152,7 +153,7 @@ class CallRecorder {
   const Name* tensor_name(const char* side) const {
     char text[96];
     int length = 0;
-    if (communicator_.family->places > 1) length = snprintf(text, sizeof(text), "rank %d: ", communicator_.place);
+    if (family_.places > 1) length = snprintf(text, sizeof(text), "rank %d: ", communicator_.place);
     length += snprintf(text + length, sizeof(text) - static_cast<size_t>(length), "%s", side);
     if (call_.peer >= 0) {
       const char* direction = side[0] == 'i' ? "to" : "from";
@@ -164,7 +165,7 @@ class CallRecorder {
   // Shares of several members are a row each.
   int shape_of(NcclBuffer::Parts parts, int64_t* shape) const {
     const auto count = static_cast<int64_t>(call_.count);
-    shape[0] = parts == NcclBuffer::each ? communicator_.family->size : count;
+    shape[0] = parts == NcclBuffer::each ? family_.size : count;
     shape[1] = count;
     return parts == NcclBuffer::each ? 2 : 1;
   }
@@ -193,6 +194,7 @@ class CallRecorder {
   const Token& token_;
   const NcclCall& call_;
   NcclCommunicator& communicator_;
+  NcclFamily family_;
   ScopeFrame frame_;
 };
 

@@ -23,12 +23,14 @@ constexpr size_t kMostNameBytes = 1000;
 struct OpenRange {
   const NvtxDomain* domain;
   bool has_scope;
+  bool begins_step;
   bool left;
 };
 
 struct Ranges {
   int depth = 0;
   int too_deep = 0;
+  int marks = 0;  // of the open ones, those that begin a step
   OpenRange open[kMaxScopeDepth];
   char path[kMostPathBytes];
 };
@@ -153,9 +155,9 @@ void push_range(const Token& token, const NvtxDomain* domain, const RangeName* n
     return recorder.limit(Limit::scope_depth);
   }
   OpenRange& range = ranges->open[ranges->depth++];
-  range = {domain, false, false};
+  range = {domain, false, name && name->begins_step, false};
   if (!name) return;
-  if (name->begins_step) return begin_marked_step(token);  // no layer: its name may tell the step's number
+  if (range.begins_step) return ++ranges->marks, begin_marked_step(token);  // no layer: its name may tell the step's number
   range.has_scope = true;
   const ScopeStack* scopes = ScopeStack::of_thread_if_any(token);
   const char* path = path_below(scopes ? scopes->top() : ScopeFrame{}, *name, ranges->path);
@@ -173,9 +175,15 @@ void pop_range(const Token& token, const NvtxDomain* domain) {
   while (at >= 0 && (ranges->open[at].left || ranges->open[at].domain != domain)) --at;
   if (at < 0) return;  // opened before we came
   ranges->open[at].left = true;
+  if (ranges->open[at].begins_step) --ranges->marks;
   for (; ranges->depth > 0 && ranges->open[ranges->depth - 1].left; --ranges->depth) {
     if (ranges->open[ranges->depth - 1].has_scope) recorder.end_scope(token);
   }
+}
+
+bool inside_marked_range() {
+  const Ranges* ranges = PerThread<Ranges>::if_any();
+  return ranges && ranges->marks > 0;
 }
 
 void mark_range(const Token& token, const RangeName* name) {

@@ -44,6 +44,8 @@ const RangeName* range_name(const Token& token, std::string_view text);
 // name may be nullptr. domain: nullptr is the default one.
 void push_range(const Token& token, const NvtxDomain* domain, const RangeName* name);
 void pop_range(const Token& token, const NvtxDomain* domain);
+// Is a range open on this thread with which a step began? What is in it belongs to that step.
+bool inside_marked_range();
 // A mark, or a range that is not bound to a thread.
 void mark_range(const Token& token, const RangeName* name);
 

@@ -178,6 +178,7 @@ void Recorder::after_fork_in_child() {
   wanted_.store(true);
   step_.store(kPrologueStep);
   micro_step_.store(0);
+  step_lock_.reset();
   forget_devices_in_child();
   save_nothing_in_child();
   next_row_.store(0);
@@ -237,20 +238,32 @@ bool Recorder::push_step_event(const Token& token, const Event& event, bool ends
   return true;
 }
 
-void Recorder::begin_step(const Token& token, int64_t step, bool computed) {
-  if (step < 0) return lose(Loss::bad_step);
+void Recorder::begin_step(const Token& token, StepBegin begin) {
+  if (begin.step < 0) return lose(Loss::bad_step);
   handle_forks();
-  if (settings_->stop_after >= 0 && is_past_stop(token, step)) return;
+  if (settings_->stop_after >= 0 && is_past_stop(token, begin.step)) return;
   const bool sleeper = sleeps_by_itself();
   if (sleeper) {
     be_reachable();
-    attachment.before_step(token, step);
+    attachment.before_step(token, begin.step);
   }
+  {
+    const SpinGuard guard(step_lock_);
+    if (begin.begun) begin.step = first_step() + begin.begun->fetch_add(1);
+    if (!tell_step(token, begin, sleeper)) return;
+  }
+  launch_level_at_step(token, *settings_, begin.step);
+  if (sleeper) attachment.step_begun(token, begin.step);
+}
+
+// With step_lock_ held. false: nobody is told anything now.
+bool Recorder::tell_step(const Token& token, const StepBegin& begin, bool sleeper) {
+  const int64_t step = begin.step;
   Event event;
   event.kind = EventKind::step_begin;
   event.step = step;
   event.wanted = is_awake() && settings_->wants_step(step) && (!sleeper || attachment.wants_step(step));
-  event.flags = computed ? kStepComputed : 0;
+  event.flags = begin.computed ? kStepComputed : 0;
   micro_step_.store(0);
   step_.store(step);
   step_is_known_.store(true);
@@ -258,21 +271,21 @@ void Recorder::begin_step(const Token& token, int64_t step, bool computed) {
   const bool ends_step = in_step_.exchange(true);
   if (ends_step || !any_step_.exchange(true)) next_row_.store(0);
   event.step_serial = step_serial_.fetch_add(1) + 1;
-  if (!is_awake()) return;
+  if (!is_awake()) return false;
   const auto level = static_cast<int32_t>(begin_step_level(*settings_, step));
   if (table_->level != level) __atomic_store_n(&table_->level, level, __ATOMIC_RELAXED);
   const bool placed = push_step_event(token, event, ends_step);
   // A record that cannot be told which step it belongs to must not land in another.
   if (!placed) losses_.add(Loss::step_lost, step);
   wanted_.store(event.wanted && placed);
-  launch_level_at_step(token, *settings_, step);
-  if (sleeper) attachment.step_begun(token, step);
+  return true;
 }
 
 bool Recorder::begin_final(const Token& token) {
   const int64_t step = step_.load();
   // A window of an attach ends where it was asked to.
   if (!is_awake() || sleeps_by_itself() || stop_.is_stopping()) return false;
+  const SpinGuard guard(step_lock_);
   if (!any_step_.load() || in_step_.load() || !settings_->wants_step(step)) return false;
   Event event;
   event.kind = EventKind::step_begin;
@@ -289,17 +302,21 @@ bool Recorder::begin_final(const Token& token) {
 }
 
 void Recorder::end_step(const Token& token) {
-  if (!in_step_.exchange(false)) return;
-  next_row_.store(0);
-  if (!is_awake()) return;
-  Event event;
-  event.kind = EventKind::step_end;
-  const bool placed = push_step_event(token, event, true);
-  micro_step_.store(0, std::memory_order_relaxed);
-  if (!placed) losses_.add(Loss::step_lost, step_.load());
-  // What comes before the next step begins belongs to it. Whether that one is wanted shows then: it is kept until then.
   const bool sleeper = sleeps_by_itself();
-  wanted_.store(placed && !sleeper);
+  bool placed = false;
+  {
+    const SpinGuard guard(step_lock_);
+    if (!in_step_.exchange(false)) return;
+    next_row_.store(0);
+    if (!is_awake()) return;
+    Event event;
+    event.kind = EventKind::step_end;
+    placed = push_step_event(token, event, true);
+    micro_step_.store(0, std::memory_order_relaxed);
+    if (!placed) losses_.add(Loss::step_lost, step_.load());
+    // What comes before the next step begins belongs to it. Whether that one is wanted shows then: it is kept until then.
+    wanted_.store(placed && !sleeper);
+  }
   if (sleeper) {
     attachment.step_ended(token, step_.load());
     if (attachment.wants_between(step_.load())) wanted_.store(placed);

@@ -10,6 +10,7 @@
 #include "probes/descriptor.h"
 #include "probes/frames.h"
 #include "probes/guard.h"
+#include "probes/handle_table.h"
 #include "probes/notes.h"
 #include "probes/scopes.h"
 #include "probes/session.h"
@@ -44,7 +45,11 @@ class Recorder {
 
   void set_rank(const Token& token, int32_t rank, int32_t world_size);
   // computed: records of kRecordCandidate that came since the last step ended belong to it.
-  void begin_step(const Token& token, int64_t step, bool computed = false);
+  void begin_step(const Token& token, int64_t step, bool computed = false) { begin_step(token, {step, nullptr, computed}); }
+  // The next of those that are counted from first_step() on: *begun of them have begun.
+  void begin_counted_step(const Token& token, std::atomic<int64_t>* begun) {
+    begin_step(token, {first_step() + begun->load(), begun, false});
+  }
   // Behind the last step, for what the program left: a part of that step, which comes again in the stream with nothing but
   // records of kRecordEval. end_step() ends it. False: there is no step that is recorded, or one is open.
   bool begin_final(const Token& token);
@@ -198,6 +203,13 @@ class Recorder {
   bool stage(const Token& token, const TensorRequest& request, BatchPlace* place);
   void flush(const Token& token, RecordBatch& batch);
   void publish(const Token& token, Session& session, RecordBatch& batch, size_t first, size_t end);
+  struct StepBegin {
+    int64_t step;                 // counted: as it was when the caller came
+    std::atomic<int64_t>* begun;  // nullptr: the program has numbered it
+    bool computed;
+  };
+  void begin_step(const Token& token, StepBegin begin);
+  bool tell_step(const Token& token, const StepBegin& begin, bool sleeper);
   bool push_step_event(const Token& token, const Event& event, bool ends_step);
   void lose(Loss loss, int error = 0);
   int64_t place() const;  // the step for a Gap
@@ -227,6 +239,9 @@ class Recorder {
   std::atomic<bool> drain_registered_{false};
   std::atomic<int64_t> exit_deadline_ns_{0};
 
+  // Steps begin and end one after another, in the stream as well, whoever tells of them: two threads may come at once.
+  // Held while there is no place in the ring; never across a CUDA call.
+  SpinLock step_lock_;
   std::atomic<bool> any_step_{false};
   std::atomic<bool> step_is_known_{false};  // it was told since the process last fell asleep
   std::atomic<bool> in_step_{false};

@@ -60,7 +60,7 @@ bool is_step_mark(const char* name) {
 
 void begin_marked_step(const Token& token) {
   if (!is_source(Source::marks)) return say_once("the program's count");
-  recorder.begin_step(token, recorder.first_step() + begun.fetch_add(1));
+  recorder.begin_counted_step(token, &begun);
 }
 
 bool may_begin_own_step() {

@@ -1,5 +1,6 @@
 // Steps that begin with a kernel or a range of the host's: FORKPOINT_STEP_ON, a POSIX extended regular expression. A
-// name that matches begins the next step, numbered from FORKPOINT_FIRST_STEP or 0. In a program that tells its own
+// name that matches begins the next step, numbered from FORKPOINT_FIRST_STEP or 0; a kernel that is launched within a range
+// that matches begins none of its own. In a program that tells its own
 // steps (forkpoint.h, the torch bridge) whoever begins a step first goes on doing so, and the other is ignored.
 #pragma once
 

@@ -341,6 +341,76 @@ TEST_CASE("runs cut short, other levels, and launches in one run only") {
   CHECK(missing.reason.find("run B recorded no launches of rank 0") != std::string::npos);
 }
 
+// Another thread allocates or waits in a short step of one run, and a moment later in the other.
+TEST_CASE("a step in which only one run allocates or waits lacks no launches, and one in which only it works does") {
+  enum { nothing, notes, work };
+  const auto program = [](int in_step_1) {
+    auto made = std::make_unique<LaunchProgram>();
+    const DeviceBuffer buffer = made->allocate(4);
+    for (int64_t step = 0; step < 3; ++step) {
+      made->step(step);
+      if (step == 1 && in_step_1 == notes) made->allocate(8), made->synchronize();
+      if (step == 1 && in_step_1 == work) made->set(buffer, 5);
+      if (step != 1) made->set(buffer, 7), made->copy_to_host(buffer);
+    }
+    return made;
+  };
+  const auto quiet = program(nothing), noted = program(notes), busy = program(work);
+  for (const bool swapped : {false, true}) {
+    const Verdict equal = diff_programs({swapped ? noted.get() : quiet.get()}, {swapped ? quiet.get() : noted.get()});
+    INFO(dump(equal));
+    CHECK(equal.outcome == Outcome::identical);
+    const Verdict lacking = diff_programs({swapped ? busy.get() : quiet.get()}, {swapped ? quiet.get() : busy.get()});
+    INFO(dump(lacking));
+    CHECK(lacking.outcome == Outcome::incomparable);
+    CHECK(lacking.reason.find(swapped ? "run B recorded no launches of rank 0 in step 1" : "run A recorded no launches of rank 0 in step 1") !=
+          std::string::npos);
+  }
+}
+
+// What a second thread does around the mark stands behind it in one run, and before it in the other.
+TEST_CASE("work that falls into another step by chance is no difference, and what differs in it is still found") {
+  const auto program = [](bool late, uint32_t value) {
+    auto made = std::make_unique<LaunchProgram>();
+    const DeviceBuffer own = made->allocate(64), other = made->allocate(16);
+    const uint32_t first = made->stream(true), second = made->stream(true);
+    const auto work_of_other = [&](int64_t step) {
+      made->use(second);
+      made->set(other, static_cast<uint32_t>(step) + (step == 2 ? value : 0));
+      made->kernel("other_double", {to(other)}, [](KernelCall& call) {
+        for (uint32_t& word : call.buffers[0]) word *= 2;
+      });
+      made->use(first);
+    };
+    made->use(first);
+    made->set(own, 1);
+    for (int64_t step = 0; step < 4; ++step) {
+      if (!late) work_of_other(step);
+      made->step(step);
+      if (late) work_of_other(step);
+      made->kernel("triple", {to(own)}, [](KernelCall& call) {
+        for (uint32_t& word : call.buffers[0]) word *= 3;
+      });
+      made->copy_to_host(own);
+      made->use(second);
+      made->copy_to_host(other);
+      made->use(first);
+    }
+    return made;
+  };
+  const auto early = program(false, 0), late = program(true, 0), altered = program(true, 5);
+  const Verdict equal = diff_programs({early.get()}, {late.get()});
+  INFO(dump(equal));
+  CHECK(equal.outcome == Outcome::identical);
+  CHECK(holds(equal.notes, "that the other run has not"));
+  const Verdict differing = diff_programs({early.get()}, {altered.get()});
+  INFO(dump(differing));
+  CHECK(differing.outcome == Outcome::diverged);
+  REQUIRE(differing.first);
+  CHECK(differing.first->step >= 1);
+  CHECK(differing.first->step <= 2);
+}
+
 TEST_CASE("two independent faults of one step are both named") {
   for (const bool records : {true, false}) {
     LaunchTraining base;

@@ -19,6 +19,9 @@ std::atomic<int> capture_state{0};
 std::atomic<int> launch_error{0};
 std::atomic<int> kernel_error{0};
 std::string failing_kernel;  // under objects()
+std::atomic<unsigned> failures{0};  // in a thousand calls
+std::atomic<int> failure_error{0};
+std::atomic<uint64_t> calls_that_may_fail{0};
 std::atomic<unsigned long long> context_id{1};
 std::atomic<uint32_t> last_correlation{0};
 std::atomic<FakeCudaTracer> tracer{nullptr};
@@ -44,7 +47,15 @@ std::mutex& objects() {
 CUcontext primary_context() { return &primary; }
 int forced_capture() { return capture_state; }
 
+CUresult forced_failure() {
+  const unsigned per_thousand = failures;
+  if (per_thousand == 0) return CUDA_SUCCESS;
+  const uint64_t mixed = ++calls_that_may_fail * 0x9E3779B97F4A7C15ull;
+  return (mixed >> 32) % 1000 < per_thousand ? static_cast<CUresult>(failure_error.load()) : CUDA_SUCCESS;
+}
+
 CUresult forced_launch_error(const char* kernel) {
+  if (const CUresult error = forced_failure(); error != CUDA_SUCCESS) return error;
   if (launch_error != 0) return static_cast<CUresult>(launch_error.load());
   const std::lock_guard lock(objects());
   return kernel && failing_kernel == kernel ? static_cast<CUresult>(kernel_error.load()) : CUDA_SUCCESS;
@@ -102,6 +113,10 @@ SWITCH void fake_cuda_set_kernel_error(const char* kernel, int error) {
   const std::lock_guard lock(objects());
   failing_kernel = kernel ? kernel : "";
   kernel_error = error;
+}
+SWITCH void fake_cuda_set_failures(unsigned int per_thousand, int error) {
+  failure_error = error;
+  failures = per_thousand;
 }
 SWITCH void fake_cuda_adopt(const void* memory, size_t size_bytes) {
   Memory::get().add(memory, size_bytes, MemoryKind::device);

@@ -41,6 +41,8 @@ void fake_cuda_set_capture(int state);
 void fake_cuda_set_launch_error(int error);  // what every launch returns; 0: they succeed
 // The same for launches of one kernel only (nullptr: of none).
 void fake_cuda_set_kernel_error(const char* kernel, int error);
+// So many in a thousand launches and allocations of device memory give the error, whoever makes them.
+void fake_cuda_set_failures(unsigned int per_thousand, int error);
 
 // Memory of the process counts as device memory from now on.
 void fake_cuda_adopt(const void* memory, size_t size_bytes);

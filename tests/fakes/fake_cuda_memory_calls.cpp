@@ -17,6 +17,7 @@ constexpr size_t kPageBytes = 4096;
 CUresult allocate(CUdeviceptr* address, size_t size_bytes, MemoryKind kind) {
   if (size_bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult refused = before_unsafe_call(); refused != CUDA_SUCCESS) return refused;
+  if (const CUresult error = forced_failure(); error != CUDA_SUCCESS) return error;
   *address = Memory::get().allocate(size_bytes, kind);
   return *address ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -31,6 +32,7 @@ CUresult release(CUdeviceptr address) {
 
 CUresult allocate_in_order(CUdeviceptr* address, size_t size_bytes, CUstream stream) {
   if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  if (const CUresult error = forced_failure(); error != CUDA_SUCCESS) return error;
   *address = Memory::get().allocate(size_bytes, MemoryKind::device);
   return *address ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }

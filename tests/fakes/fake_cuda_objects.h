@@ -56,6 +56,7 @@ CUresult join_capture(CUstream stream, const CUevent_st& event);
 
 CUcontext primary_context();
 CUresult forced_launch_error(const char* kernel);
+CUresult forced_failure();
 int forced_capture();
 
 // As the driver does it: kernels of both forms of handle.
