@@ -1,6 +1,7 @@
 """The bridge between PyTorch and the probe. The package's modules lie in libforkpoint.so and are run when first imported.
 
-A Python that never imports torch runs this file only: it is to stay small."""
+A Python that never imports torch runs this file only (and early.py, in deterministic mode): it is to stay small. It is run as soon as
+the interpreter answers, which may be in the middle of its own first imports: it imports nothing that has Python code."""
 import sys
 from _frozen_importlib import ModuleSpec
 
@@ -61,9 +62,9 @@ def _start():
 
 def _start_deterministic():
     try:
-        from . import deterministic
+        from . import early
 
-        deterministic.start()
+        early.start()
     except Exception as error:
         _native.say(f"deterministic mode does not work in this process: {type(error).__name__}: {error}")  # noqa: F821
 

@@ -8,13 +8,17 @@ import threading
 import torch
 
 from . import _native as native
+from . import imports, steps
 from .names import EVAL, STATE, failed
 
 PICKLED = ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send_object_list",
            "recv_object_list", "_broadcast_object_list")
-_CHECKPOINTS = (("megatron.core.dist_checkpointing", "megatron.core.dist_checkpointing.serialization", ("save", "load")),
-                ("torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict_saver", ("save", "async_save")),
-                ("torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict_loader", ("load",)))
+_STATES = tuple("%s_%sstate_dict" % (verb, what) for verb in ("get", "set") for what in ("", "model_", "optimizer_"))
+# Module, its functions, the package that has them under their names too.
+_CHECKPOINTS = (("megatron.core.dist_checkpointing.serialization", ("save", "load"), "megatron.core.dist_checkpointing"),
+                ("torch.distributed.checkpoint.state_dict_saver", ("save", "async_save"), "torch.distributed.checkpoint"),
+                ("torch.distributed.checkpoint.state_dict_loader", ("load",), "torch.distributed.checkpoint"),
+                ("torch.distributed.checkpoint.state_dict", _STATES, ""))
 _thread = threading.local()
 _wrapped = set()
 
@@ -54,15 +58,34 @@ def _wrap(names, *modules):
                 setattr(module, name, wrapped)
 
 
-def look():
-    """When an optimizer is made: what saves and loads was imported by then, or comes with its first use."""
-    try:
-        for package, module, names in _CHECKPOINTS:
-            if package in sys.modules and module in sys.modules:
-                _wrap(names, sys.modules[package], sys.modules[module])
-    except Exception as error:
-        failed("the look for checkpoints", error)
+def quietly(original):
+    """A step on gradients of zero, by which states are made that a checkpoint is loaded into: none of the training's."""
+    @functools.wraps(original)
+    def step(*args, **kwargs):
+        was, steps.listening = steps.listening, False
+        try:
+            return original(*args, **kwargs)
+        finally:
+            steps.listening = was
+
+    return step
+
+
+def _imported(names, package):
+    def wrap(module):
+        try:
+            _wrap(names, *(sys.modules[name] for name in (package,) if name in sys.modules), module)
+            if hasattr(module, "_init_optim_state"):
+                module._init_optim_state = quietly(module._init_optim_state)
+        except Exception as error:
+            failed("the import of what saves and loads checkpoints", error)
+
+    return wrap
 
 
 def install():
     _wrap(PICKLED, torch.distributed, torch.distributed.distributed_c10d)
+    # Right behind their import, before anybody can have taken a function out of them: a job that imports them where it
+    # first saves, or resumes, is the same training as one that does neither.
+    for module, names, package in _CHECKPOINTS:
+        imports.after(module, _imported(names, package))

@@ -88,7 +88,7 @@ def _install(late):
         if native.KNOBS:
             from . import deterministic
 
-            deterministic.install(sys.modules["torch"], late)
+            deterministic.install(late)
         _installed = native.RECORDS and _install_hooks(late) is not False
         if native.SLEEPS:
             native.awake(_installed)

@@ -212,6 +212,7 @@ class _Operator:
         begun = None
         if steps.recording():
             try:
+                steps.settle()
                 begun = self.begin(args, kwargs)
             except Exception as error:
                 failed("a collective", error)

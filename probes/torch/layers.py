@@ -37,7 +37,7 @@ class _Thread(threading.local):
 
 
 class _Call:
-    __slots__ = ("module", "layer", "flags", "recorded", "edges", "oldest", "ops")
+    __slots__ = ("module", "layer", "flags", "recorded", "edges", "oldest", "ops", "held", "caller")
 
     def __init__(self, module, layer, flags):
         self.module = module
@@ -47,6 +47,8 @@ class _Call:
         self.edges = None
         self.oldest = 0
         self.ops = None
+        self.held = None    # names of parameters that the module's own pre-hooks may bring in: not recorded yet
+        self.caller = None  # the frame that calls these hooks, and forward() behind them
 
 
 ops_enter = ops_leave = None  # of ops.py, where ops are wanted
@@ -66,7 +68,10 @@ def before(module, args):
         stack = thread.stack
         if stack:
             if steps.deep:
-                _enter(thread, stack, module, args, _get_frame(1), layers.get(id(module)), stack[-1])
+                outer = stack[-1]
+                if outer.held is not None:
+                    settle()
+                _enter(thread, stack, module, args, _get_frame(1), layers.get(id(module)), outer)
         elif steps.listening:
             _enter_root(thread, stack, module, args, _get_frame(1))
     except Exception as error:
@@ -125,17 +130,19 @@ def _enter(thread, stack, module, args, caller, layer, outer, flags=0):
     frame = layer.forward[flags]
     native.push(frame)
     call.recorded = True
-    _record_inputs(call, frame, flags, module, args, _keywords(caller))
+    _record_inputs(call, frame, flags, module, args, caller)
     if ops_enter is not None:
         call.ops = ops_enter(layer, flags, module)
 
 
-def _record_inputs(call, frame, flags, module, args, kwargs):
-    layer = call.layer
+def _record_inputs(call, frame, flags, module, args, caller):
+    layer, kwargs = call.layer, _keywords(caller)
     parameters = None
     if flags != RECOMPUTE and (module._parameters or module._buffers) and layer not in _thread.used:
         _thread.used.add(layer)
         parameters = {**module._parameters, **module._buffers} if module._buffers else module._parameters
+        if module._forward_pre_hooks and module._parameters:
+            parameters = _leave_to_hooks(call, module, parameters, caller)
     if not kwargs and len(args) == 1 and type(args[0]) is Tensor:
         inputs = (("input", args[0]),)
         if names.lean and args[0].is_cuda:
@@ -160,14 +167,57 @@ def _record_inputs(call, frame, flags, module, args, kwargs):
         call.oldest = backward.sequence_number()
 
 
-def _record_parameters(frame, parameters):
+def _leave_to_hooks(call, module, parameters, caller):
+    """The module's own pre-hooks run behind ours, and may be what waits for its parameters (an all-gather that overlaps with
+    other layers, as of Megatron's optimizer, ZeRO-3 or a prefetch written by hand): before them memory holds anything. So
+    these are recorded when forward() has begun, see settle(). Gives the others: buffers, and shards, which are as they are
+    before such a hook gathers them."""
+    plain = names.plain
+    held = [name for name, parameter in module._parameters.items() if type(parameter) in plain]
+    if not held:
+        return parameters
+    call.held, call.caller = held, caller
+    return {name: tensor for name, tensor in parameters.items() if name not in held}
+
+
+_forward_calls = {}  # code that calls a module's hooks -> place of the call of forward() in it
+
+
+def _is_in_forward(caller):
+    """The module's own pre-hooks have run. Some of them run operators, collectives and other modules themselves."""
+    code = caller.f_code
+    place = _forward_calls.get(code)
+    if place is None:
+        import dis
+
+        loads = [(i.offset, i.argval) for i in dis.get_instructions(code) if i.opname.startswith("LOAD_")]
+        places = [at for at, what in loads if what == "forward_call" or isinstance(what, tuple) and "forward_call" in what]
+        place = _forward_calls[code] = max(places, default=1 << 62)
+    return caller.f_lasti > place
+
+
+def settle():
+    """Called before anything is recorded that happens inside of the innermost layer that is open: its inputs come first."""
+    stack = _thread.stack
+    if stack and stack[-1].held is not None and _is_in_forward(stack[-1].caller):
+        _record_held(stack[-1])
+
+
+def _record_held(call):
+    table = call.module._parameters
+    parameters = {name: table[name] for name in call.held if table.get(name) is not None}
+    call.held = call.caller = None
+    _record_parameters(call.layer.forward[call.flags], parameters, True)
+
+
+def _record_parameters(frame, parameters, settled=False):
     """And buffers, as the layer uses them: what changed since the optimizer, or anybody, wrote them shows, and is not taken for
     what the layer did with equal inputs. In evaluations too, as of a teacher that no step trains. A shard is what lies in
     memory before the layer's all-gather. What cannot be read is left out here: the records of the step's end say so."""
     if names.lean:
         parameters = {name: p for name, p in parameters.items() if p is not None and not p.is_cuda}
-    if not names.are_plain(parameters):
-        names.put_held(frame, INPUT, parameters)
+    if not names.are_plain(parameters, settled):
+        names.put_held(frame, INPUT, parameters, settled)
     elif parameters:
         native.tensors(frame, INPUT, parameters, parameters.values())
 
@@ -189,6 +239,8 @@ def after(module, args, output):
             try:
                 if call.ops is not None:
                     ops_leave(call.ops, output, call.edges)
+                if call.held is not None and (output is not None or _is_in_forward(call.caller)):  # else a hook raised
+                    _record_held(call)
                 _record_outputs(call, output, stack)
             finally:
                 native.pop()
@@ -257,7 +309,7 @@ def install():
     ours = {torch_module.register_module_forward_pre_hook(before).id,
             torch_module.register_module_forward_hook(after, always_call=True).id}
     _be_discreet(ours)
-    steps.current_layer, steps.thread_number = current, thread_number
+    steps.current_layer, steps.thread_number, steps.settle = current, thread_number, settle
     return ours
 
 

@@ -124,21 +124,27 @@ def _own_flat(optimizer):
     if not hasattr(optimizer, "_get_model_param_range_map"):
         return
     overlapping = getattr(getattr(optimizer, "ddp_config", None), "overlap_param_gather", False)
+    if overlapping:
+        _unsettle(optimizer)
     kinds = ("model_float16_groups", "shard_fp32_from_float16_groups", ".main"), \
         ("model_float16_groups", "shard_float16_groups", ""), ("model_fp32_groups", "shard_fp32_groups", "")
     for models, copies, suffix in kinds:
         for model, copy in _pairs(optimizer, models, copies):
-            if overlapping:
-                names.unsettled.add(id(model))
             if id(model) in state.owners and id(copy) not in state.owners:
                 layer, name = state.owners[id(model)]
                 first = int(optimizer._get_model_param_range_map(model)["param"].start)
                 label, box = _flat_box(model, copy, first)
                 state.owners[id(copy)] = layer, name + suffix + label
                 names.boxes[id(copy)] = box
-    if overlapping:
-        limit_once("parameters whose all-gather overlaps with the next forward pass: each rank's own part is recorded, "
-                   "and not what the others send")
+
+
+def _unsettle(optimizer):
+    """From its step on, until the layer that uses them waits for them, the parameters that other ranks have updated are
+    those of the step before, or are being written: also those of which this rank holds no part."""
+    for buffer in getattr(optimizer, "buffers", None) or ():
+        names.unsettled.update(id(parameter) for parameter in getattr(buffer, "params", ()))
+    limit_once("parameters whose all-gather overlaps with the next forward pass: a step's end has each rank's own part, and what "
+               "the others send is recorded where a layer uses it")
 
 
 def _flat_box(model, copy, first):
@@ -205,19 +211,6 @@ def _stepped(optimizer, result):
             state.record_updated(each)
             Step.recorded.add(id(each))
     steps.stepped(inner[-1])
-
-
-def _quietly(original):
-    """A step on gradients of zero, by which states are made that a checkpoint is loaded into."""
-    @functools.wraps(original)
-    def step(self, *args, **kwargs):
-        was, steps.listening = steps.listening, False
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            steps.listening = was
-
-    return step
 
 
 # ---- Schedules
@@ -321,7 +314,7 @@ def look(at_making=False):
         base = getattr(sys.modules.get("megatron.core.optimizer.optimizer"), "MegatronOptimizer", None)
         for kind in _kinds(base) if base is not None else ():
             _replace(kind, "step", _stepping)
-            _replace(kind, "_init_optimizer_states_with_dummy_values", _quietly)
+            _replace(kind, "_init_optimizer_states_with_dummy_values", aside.quietly)
             _replace(kind, "has_grad_norm_group", aside.aside)  # asks all ranks in a process's first step, whichever that is
         if base is not None and (base, "__init__") not in _patched:
             _replace(base, "__init__", _noting)

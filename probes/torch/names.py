@@ -301,12 +301,12 @@ boxes = {}
 unsettled = set()
 
 
-def are_plain(parameters):
-    """Of a module's table: none has a way of its own to be recorded."""
+def are_plain(parameters, settled=False):
+    """Of a module's table: none has a way of its own to be recorded. settled: see put_held."""
     for parameter in parameters.values():
         if parameter is not None and (type(parameter) not in plain or boxes and id(parameter) in boxes):
             return False
-    return not unsettled
+    return settled or not unsettled
 
 
 def special_of(kind):
@@ -334,10 +334,10 @@ def put(frame, role, name, tensor, flags=0, box=None):
         unread(tensor, role)
 
 
-def put_held(frame, role, parameters):
-    """Of a module's table: those that can be read."""
+def put_held(frame, role, parameters, settled=False):
+    """Of a module's table: those that can be read. settled: whatever brings them in has done so."""
     for name, parameter in parameters.items():
-        if parameter is None or id(parameter) in unsettled:
+        if parameter is None or not settled and id(parameter) in unsettled:
             continue
         special = special_of(type(parameter)) if type(parameter) not in plain else None
         box = boxes.get(id(parameter))

@@ -15,7 +15,7 @@ from torch._C import _get_dispatch_stack_at, _len_torch_dispatch_stack, _pop_tor
 from torch._C import _push_on_torch_dispatch_stack
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import _native as native
+from . import _native as native, steps
 from .backward import _LEAF, sequence_number
 from .names import BACKWARD, FORWARD, INPUT, OUTPUT, failed, flatten, limit_once
 from .op_compile import is_compiled, watch_compiled, watch_higher_order
@@ -99,6 +99,8 @@ _mode = _Mode()
 def _run(thread, scope, op, func, args, kwargs):
     frame, unwritten, arguments = 0, False, ()
     try:
+        if scope.phase == FORWARD:
+            steps.settle()
         frame = frame_of(scope, op.name)
         arguments = [*zip(op.parameters, args), *kwargs.items()]
         unwritten = record_inputs(frame, op, arguments, thread.blanks)
@@ -362,7 +364,7 @@ def forget_open_calls():
 
 
 def install():
-    from . import layers, steps
+    from . import layers
 
     watch_higher_order(_off, _on)
     layers.ops_enter, layers.ops_leave = enter, leave

@@ -251,5 +251,4 @@ def install():
 
         collectives.install()
         aside.install()
-        state.on_made.append(aside.look)
         megatron.install()

@@ -161,9 +161,16 @@ def facts():
     native.fact("torch.cuda", str(torch.version.cuda))
     native.fact("torch.threads", str(torch.get_num_threads()))
     native.fact("torch.deterministic", str(torch.are_deterministic_algorithms_enabled()))
-    native.fact("torch.float32_matmul", torch.get_float32_matmul_precision())
+    native.fact("torch.float32_matmul", _float32_matmul())
     native.fact("torch.cudnn.benchmark", str(torch.backends.cudnn.benchmark))
     native.fact("torch.cudnn.deterministic", str(torch.backends.cudnn.deterministic))
+
+
+def _float32_matmul():
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # the program has said it by the newer interface, fp32_precision of torch 2.9
+        return {"tf32": "high", "bf16": "medium"}.get(torch.backends.cuda.matmul.fp32_precision, "highest")
 
 
 def record_load():

@@ -30,6 +30,7 @@ on_backward = []   # when a backward pass that is not a part of another has ende
 on_stepped = []    # functions called with an optimizer that has stepped
 current_layer = lambda: ("", 0)  # noqa: E731: (name, flags) of the module whose forward is open; layers.py puts its own
 thread_number = lambda: 0  # noqa: E731: of the calling thread; layers.py puts its own
+settle = lambda: None  # noqa: E731: to be called before what happens inside of a layer is recorded; layers.py puts its own
 _lock = threading.RLock()
 _thread = threading.local()  # .backward: the serial of the step in which this thread last ran a backward pass
 
@@ -206,6 +207,7 @@ def _has_closure(args, kwargs):
 
 
 def _leave(optimizer):
+    optimizer._optimizer_step_pre_hooks.pop(_LAST, None)
     if optimizer in Step.running:
         at = Step.running.index(optimizer)
         for _ in Step.running[at:]:
@@ -258,6 +260,20 @@ def before_optimizer(optimizer, args, kwargs):
             if not Step.is_open:
                 state.own_all(_whole)
                 begin(computed=True)
+        own = optimizer._optimizer_step_pre_hooks
+        if own:  # they run behind ours, and may be what waits for a reduction: torch comes to the table when it has run these
+            own[_LAST] = _before_update
+        else:
+            _before_update(optimizer)
+    except Exception as error:
+        failed("a hook before an optimizer", error)
+
+
+_LAST = "forkpoint"  # in the place of a hook's number
+
+
+def _before_update(optimizer, args=(), kwargs=None):
+    try:
         if native.wanted():
             state.record_scalars(optimizer)
             state.record_gradients(optimizer)

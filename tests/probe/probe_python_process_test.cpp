@@ -181,3 +181,56 @@ TEST_CASE("a Python that only forgoes torch has two finders more and no further 
   CHECK(run_program({"python3", "-I", "-S", "-c", script}, under_probe(folder.run())).out ==
         "['_forkpoint_bridge', '_forkpoint_bridge._native'] " + std::to_string(plain + 2) + "\n");
 }
+
+namespace {
+
+Environment deterministic(const TempFolder& folder) {
+  return under_probe(folder.run(), {{"FORKPOINT_DETERMINISTIC", "seeds,flash-attention"}});
+}
+
+// The bridge is there, and of the library nothing is left that has Python code: what is asked for is noted, and not found.
+constexpr char kHalfStarted[] =
+    "import sys, time\n"
+    "for i in range(200):\n  if '_forkpoint_bridge' in sys.modules: break\n  time.sleep(0.01)\n"
+    "import _forkpoint_bridge as b\n"
+    "asked, seeded, _ = [], [], [vars(b).pop(name, None) for name in ('early', 'imports')]\n"
+    "class Note:\n"
+    "  @staticmethod\n"
+    "  def find_spec(name, path=None, target=None):\n"
+    "    if not name.startswith('_forkpoint'): asked.append(name)\n"
+    "kept = {'sys', 'builtins', '__main__', '_frozen_importlib', '_frozen_importlib_external'}\n"
+    "was = dict(sys.modules)\n"
+    "for name in was:\n"
+    "  if name not in kept and not name.startswith('_forkpoint') or name.endswith(('.early', '.imports')): del sys.modules[name]\n"
+    "sys.meta_path.insert(0, Note)\n"
+    "half = type(sys)('random')\n"
+    "half.seed, half.getstate = seeded.append, lambda: 1\n"
+    "half.__spec__ = type('Spec', (), {'_initializing': True})\n"
+    "sys.modules['random'] = half\n"
+    "b._start_deterministic()\n"
+    "print(asked, len(seeded))\n"
+    "sys.modules.update(was)\n"
+    "half.__spec__._initializing = False\n"
+    "import wave\n"
+    "print(len(seeded))\n";
+
+}  // namespace
+
+TEST_CASE("deterministic mode starts in the middle of the interpreter's own imports, and needs none of them") {
+  for (const std::string& python : pythons()) {
+    INFO(python);
+    const TempFolder folder;
+    const std::vector<std::string> command = {python, "-c", "import time; time.sleep(0.3); import random; print(random.random())"};
+    const Outcome one = run_program(command, deterministic(folder)), two = run_program(command, deterministic(folder));
+    CHECK(one.err == "");
+    CHECK(one.out == two.out);
+    const Outcome half = run_program({python, "-I", "-S", "-c", kHalfStarted}, deterministic(folder));
+    CHECK(half.out == "[] 0\n1\n");
+    CHECK(half.err == "");
+    // A program that was faster than we are keeps the generator that it has begun with.
+    const char* begun =
+        "import time; time.sleep(0.3); import random; import _forkpoint_bridge as b; early = b.early; early.knobs = frozenset(['seeds'])\n"
+        "random.seed(7); early.started = False; early.start(); print(random.random(), early.started)\n";
+    CHECK(run_program({python, "-c", begun}, deterministic(folder)).out == "0.32383276483316237 False\n");
+  }
+}

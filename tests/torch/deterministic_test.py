@@ -80,6 +80,16 @@ def lets_the_program_have_its_way(folder):
     assert "deterministic True True" in done.stdout, done.stdout
 
 
+def reads_what_floats_are_multiplied_in(folder):
+    path, done = record(folder, ["tf32", "error"], ["--deterministic"])
+    found = shown(path)
+    assert not found["gaps"], found["gaps"]
+    assert "bridge failed" not in done.stderr and "Warning" not in done.stderr, done.stderr
+    precision = {name: text for name, text in found["manifest"]["versions"].items() if "precision" in name or "float32" in name}
+    assert precision == {"torch.float32_matmul": "high", "torch.matmul.fp32_precision": "tf32", "torch.cudnn.conv.fp32_precision": "tf32",
+                         "torch.cudnn.rnn.fp32_precision": "ieee"}, precision
+
+
 def prices_a_script(folder):
     out = pathlib.Path(folder, "price")
     done = run(["env", "-u", "PYTHONHASHSEED", FORKPOINT, "price", "-o", out, "--steps", "1:3", "--rounds", "2", "--json", "--skip-alone",
@@ -92,7 +102,7 @@ def prices_a_script(folder):
 
 if __name__ == "__main__":
     for test in (mends_what_it_is_for, leaves_a_seeded_program_as_it_is, names_ops_without_implementation,
-                 lets_the_program_have_its_way, prices_a_script):
+                 lets_the_program_have_its_way, reads_what_floats_are_multiplied_in, prices_a_script):
         with tempfile.TemporaryDirectory() as place:
             test(place)
         print(test.__name__, flush=True)

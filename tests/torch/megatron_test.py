@@ -1,7 +1,7 @@
 """Megatron Core's parallel training, samples/megatron on the CPU (tests/fakes/megatron_on_cpu.py): equal runs are identical,
 a resume continues identical, a planted fault is bisected to its rank, layer and operator, and shards have their places.
 
-Usage: megatron_test.py [PART...]: tensor, faults, pipeline, data, worlds (all, unless told)."""
+Usage: megatron_test.py [PART...]: tensor, faults, pipeline, data, overlap, worlds (all, unless told)."""
 import json
 import os
 import pathlib
@@ -132,6 +132,21 @@ def data_parallel(folder):
     assert first["phase"] == "load" and first["tensor"].endswith(".main (flat).exp_avg"), first
 
 
+def overlapped(folder):
+    """Weights that are gathered while other layers compute: whole when a layer uses them, on each rank, and the next step's."""
+    words = (*DATA, "--overlap-grad-reduce", "--overlap-param-gather", "--train-iters", 3)
+    record(f"{folder}/a", 2, *words)
+    record(f"{folder}/b", 2, *words)
+    identical(f"{folder}/a", f"{folder}/b", "equal runs whose gathers overlap")
+    used = rows(f"{folder}/a", "--phase", "forward", "--layer", "decoder.layers.1.mlp.linear_fc1")
+    for tensor in "weight", "bias":
+        digests = {(r["step"], r["rank"]): r["digest"] for r in used if r["tensor"] == tensor and r["micro_step"] == 0}
+        expect(sorted(digests), [(step, rank) for step in range(3) for rank in range(2)], f"{tensor}: where it is recorded")
+        for step in range(3):
+            expect(digests[step, 1], digests[step, 0], f"{tensor}, of step {step}, on both ranks")
+        assert digests[2, 0] != digests[1, 0], f"{tensor} does not move"  # (the first step's learning rate is 0)
+
+
 def worlds(folder):
     """One rank against two that share each weight: what was loaded is the same, and an altered shard is not."""
     words = ("--train-iters", 1, "--save", f"{folder}/ckpts", "--save-interval", 1)
@@ -146,7 +161,7 @@ def worlds(folder):
            "an altered shard, against the whole")
 
 
-PARTS = {"tensor": tensor_parallel, "faults": faults, "pipeline": pipeline, "data": data_parallel, "worlds": worlds}
+PARTS = {"tensor": tensor_parallel, "faults": faults, "pipeline": pipeline, "data": data_parallel, "overlap": overlapped, "worlds": worlds}
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or PARTS:

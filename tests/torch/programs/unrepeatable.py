@@ -2,7 +2,8 @@
 
 empty: reads memory nobody wrote. set: adds up its parameter groups in the order of a set of strings. unseeded: seeds nothing,
 and takes its batches from a loader with a worker. put: calls an op that has no deterministic implementation. strict, off: calls
-use_deterministic_algorithms(True) or (False) itself. error: has warnings raised.
+use_deterministic_algorithms(True) or (False) itself. error: has warnings raised. tf32: says so by the interface of torch 2.9,
+after which the older one may not be asked.
 """
 import os
 import sys
@@ -18,6 +19,9 @@ if "strict" in faults:
     torch.use_deterministic_algorithms(True)
 if "off" in faults:
     torch.use_deterministic_algorithms(False)
+if "tf32" in faults:
+    torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.conv.fp32_precision = "tf32"
+    torch.backends.cudnn.rnn.fp32_precision = "ieee"
 print("deterministic", torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
       "fill", torch.utils.deterministic.fill_uninitialized_memory)
 
