@@ -160,9 +160,11 @@ std::string missing_of_megatron(const Checkpoint& checkpoint, const std::vector<
 std::string why_not_megatron(const Checkpoint& checkpoint, const std::vector<ListedFile>& files) {
   if (is_distributed(files)) {
     if (!has(files, ".metadata")) return ".metadata is missing, which is written when all tensors are";
-    // torch_dcp and fsdp_dtensor checkpoints have no common.pt and no metadata.json.
-    if (has(files, "common.pt") && !has(files, "metadata.json")) return "metadata.json is missing, which Megatron writes last";
-    if (!has(files, "common.pt") && has(files, "metadata.json") && names_backend(checkpoint.path, "torch_dist")) {
+    // What is not sharded is in common.pt, or (Megatron Core 0.19) an entry of .metadata. torch_dcp and fsdp_dtensor checkpoints
+    // have neither, and no metadata.json.
+    const bool common = has(files, "common.pt") || small_text(checkpoint.path + "/.metadata").find("common_state") != std::string::npos;
+    if (common && !has(files, "metadata.json")) return "metadata.json is missing, which Megatron writes last";
+    if (!common && has(files, "metadata.json") && names_backend(checkpoint.path, "torch_dist")) {
       return "common.pt is missing, which holds all that is not sharded";
     }
   } else if (std::string why = missing_of_megatron(checkpoint, files); !why.empty()) {

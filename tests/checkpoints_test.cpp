@@ -101,6 +101,14 @@ TEST_CASE("a distributed checkpoint of Megatron needs .metadata and metadata.jso
   check_whole(find_checkpoints(folder.path()), 100, "megatron");
   std::filesystem::remove(path + "/common.pt");
   check_not_whole(find_checkpoints(folder.path()), 100, "common.pt is missing");
+  // Megatron Core 0.19 keeps it as an entry of .metadata: here a string that the pickle throws away before its end.
+  std::ifstream file(path + "/.metadata", std::ios::binary);
+  const std::string metadata{std::istreambuf_iterator<char>(file), {}};
+  put_file(path + "/.metadata", metadata.substr(0, metadata.size() - 1) + std::string("X\14\0\0\0common_state0.", 19));
+  check_whole(find_checkpoints(folder.path()), 100, "megatron");
+  std::filesystem::remove(path + "/metadata.json");
+  check_not_whole(find_checkpoints(folder.path()), 100, "metadata.json is missing");
+  put_file(path + "/.metadata", metadata);
   put_file(path + "/metadata.json", "{\"sharded_backend\": \"torch_dcp\"}");  // has none
   check_whole(find_checkpoints(folder.path()), 100, "megatron");
   std::filesystem::remove(path + "/.metadata");
