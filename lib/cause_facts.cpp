@@ -16,7 +16,7 @@ namespace forkpoint {
 namespace {
 
 std::string value_text(const Site& site, const Digest& digest) {
-  if (site.kind == Kind::scalar) return fmt::format("{:.17g}", scalar_value(digest));
+  if (site.kind == Kind::scalar) return fmt::format("{}", scalar_value(digest));
   return fmt::format("{:016x}{:016x}", digest.a, digest.b);
 }
 

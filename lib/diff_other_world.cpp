@@ -99,8 +99,8 @@ CauseFacts facts_of(const RecordKey& key, const Pieces& in_a, const Pieces& in_b
   if (facts.layout_differs) {
     first.before = to_string(facts.layout_a), first.after = to_string(facts.layout_b);
   } else if (facts.site.kind == Kind::scalar) {
-    first.before = fmt::format("{:.17g}", scalar_value(left.digest)),
-    first.after = fmt::format("{:.17g}", scalar_value(right.digest));
+    first.before = fmt::format("{}", scalar_value(left.digest)),
+    first.after = fmt::format("{}", scalar_value(right.digest));
   } else {
     first.before = fmt::format("{:016x}{:016x}", left.digest.a, left.digest.b);
     first.after = fmt::format("{:016x}{:016x}", right.digest.a, right.digest.b);

@@ -261,7 +261,7 @@ Divergence replica_divergence(const Run& run, const Disagreement& found, const R
   at.phase = site.phase, at.layer = site.layer, at.op = site.op, at.tensor = site.tensor, at.kind = site.kind;
   const Layout& layout = run.streams()[left->stream]->layouts()[left->layout];
   const auto text = [&](const ReplicaPiece& piece) {
-    if (site.kind == Kind::scalar) return fmt::format("{:.17g} (rank {})", scalar_value(piece.digest), piece.rank);
+    if (site.kind == Kind::scalar) return fmt::format("{} (rank {})", scalar_value(piece.digest), piece.rank);
     return fmt::format("{:016x}{:016x} (rank {})", piece.digest.a, piece.digest.b, piece.rank);
   };
   at.before = text(*left), at.after = text(*right);

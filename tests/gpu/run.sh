@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one script: configures, builds, runs the GPU tests and benches.
 # Usage: tests/gpu/run.sh [STAGE...]
-# STAGE: build | tests | bench | faults | overhead | launch | two-gpus | spike | megatron | launch-overhead | layer-overhead | collectives | torch-kernels (default: all)
+# STAGE: build | tests | bench | faults | overhead | launch | two-gpus | spike | readme | megatron | launch-overhead | layer-overhead | collectives | torch-kernels (default: all)
 # Ends with a table of bench lines and results, then `N passed, N failed, N skipped`. Each stage takes under 8 minutes.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 build=${BUILD:-build-gpu}
-stages=${*:-build tests bench faults overhead launch two-gpus spike megatron launch-overhead layer-overhead collectives torch-kernels}
+stages=${*:-build tests bench faults overhead launch two-gpus spike readme megatron launch-overhead layer-overhead collectives torch-kernels}
 out=${OUT:-$build/gpu-results}
 mkdir -p "$build" "$out"
 benches=$out/bench.txt
@@ -85,6 +85,9 @@ run_stage_two-gpus() {  # what they need and is not here is skipped, case by cas
 run_stage_spike() {
   FORKPOINT_BUILD=$(realpath "$build") run_bench spike bash tests/gpu/need_gpus.sh 2 python3 tests/torch/spike_test.py
   "$build/forkpoint" doctor 2>&1 | tee "$out/doctor.log"
+}
+run_stage_readme() {
+  FORKPOINT_BUILD=$(realpath "$build") run_bench readme bash tests/gpu/need_gpus.sh 2 python3 tests/torch/readme_test.py two-gpus
 }
 run_stage_megatron() { run_cases megatron_cases python3 tests/gpu/megatron_cases.py "$build" --time-limit 300; }
 run_stage_collectives() {  # what needs two GPUs is skipped where there is one
