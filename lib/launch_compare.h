@@ -17,6 +17,8 @@ struct LiveDifference {
   uint64_t allocation_a = 0, allocation_b = 0;
   BufferStates::Part a, b;
 };
+// It differed at the first sight of it, and no launch is known to have written it.
+inline bool is_found(const LiveDifference& difference) { return difference.a.found && difference.b.found; }
 
 class RankComparison {
  public:

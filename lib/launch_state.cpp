@@ -85,7 +85,7 @@ Access BufferStates::look(const BufferRow& buffer) {
   return access;
 }
 
-void BufferStates::store(const BufferRow& buffer, const LaunchRef& at, bool known, bool replaces) {
+void BufferStates::store(const BufferRow& buffer, const LaunchRef& at, bool known, bool replaces, bool found) {
   Allocation& memory = allocation(buffer.allocation);
   memory.written = true;
   if (replaces) {
@@ -93,7 +93,7 @@ void BufferStates::store(const BufferRow& buffer, const LaunchRef& at, bool know
   } else {
     std::erase_if(memory.parts, [&](const Part& part) { return same_range(part, buffer); });
   }
-  memory.parts.push_back({buffer.start, buffer.bytes, known, buffer.digest, at, ++age_});
+  memory.parts.push_back({buffer.start, buffer.bytes, known, buffer.digest, at, ++age_, found});
 }
 
 void BufferStates::apply(const BufferRow& buffer, const LaunchRef& at, Access* access) {
@@ -108,11 +108,12 @@ void BufferStates::apply(const BufferRow& buffer, const LaunchRef& at, Access* a
     access->changed = Changed::yes;
     return store(buffer, at, true, true);
   }
-  if (!access->content_known()) return store(buffer, at, true, false);
+  const bool first = (buffer.flags & kBufferFresh) != 0 && !access->tracked && access->others.empty();
+  if (!access->content_known()) return store(buffer, at, true, false, first);
   access->changed = access->held == buffer.digest ? Changed::no : Changed::yes;
   // Also where only an unobserved writer has changed it: the digest right before is what is known now.
   if (access->changed == Changed::yes || access->unobserved || !access->tracked)
-    store(buffer, at, true, access->changed == Changed::yes);
+    store(buffer, at, true, access->changed == Changed::yes, first && access->changed == Changed::no);
 }
 
 void BufferStates::trace(const LaunchStep& step, size_t step_index,

@@ -50,6 +50,7 @@ class BufferStates {
     Digest digest;
     LaunchRef writer;
     uint64_t age = 0;  // order of the writes
+    bool found = false;  // as it was when a launch was first handed it; nobody is known to have written it, then or since
   };
   using Lookup = std::function<std::vector<Part>(uint64_t allocation)>;
 
@@ -78,7 +79,7 @@ class BufferStates {
   Allocation& allocation(uint64_t ordinal);
   Access look(const BufferRow& buffer);
   void apply(const BufferRow& buffer, const LaunchRef& at, Access* access);
-  void store(const BufferRow& buffer, const LaunchRef& at, bool known, bool replaces);
+  void store(const BufferRow& buffer, const LaunchRef& at, bool known, bool replaces, bool found = false);
 
   Lookup lookup_;
   std::unordered_map<uint64_t, Allocation> allocations_;

@@ -254,6 +254,31 @@ std::vector<std::string> launch_blockers(const LaunchScan& launches) {
   return out;
 }
 
+namespace {
+
+// Why that is not called noise: the launch that was first handed it may have filled it, and later steps may read it.
+void note_found_buffers(const LaunchScan& launches, std::vector<std::string>* out) {
+  constexpr uint64_t kHopperWorkspace = 32u << 20;  // of cuBLAS, as PyTorch allocates it
+  uint64_t found = 0, workspaces = 0;
+  for (const RankLaunches& rank : launches.ranks) {
+    for (const LiveDifference& difference : rank.live) {
+      if (!is_found(difference)) continue;
+      ++found;
+      workspaces += difference.a.bytes == kHopperWorkspace ? 1 : 0;
+    }
+  }
+  if (found == 0) return;
+  out->push_back(fmt::format(
+      "{} differed when first seen and no launch is known to have changed {} since: it may be memory that nobody initialised, and a "
+      "number among a launch's parameters that happens to point there. With --inputs the recording tells what a launch found "
+      "from what it left{}",
+      counted(found, "undecided buffer"), found == 1 ? "it" : "them",
+      workspaces == 0 ? ""
+                      : "; 32 MiB is the size of PyTorch's cuBLAS workspace, which CUBLAS_WORKSPACE_CONFIG=:0:0 does without"));
+}
+
+}  // namespace
+
 std::vector<std::string> launch_notes(const OriginInput& input, const LaunchScan& launches) {
   std::vector<std::string> out;
   std::map<std::string, uint64_t> kernels;
@@ -279,6 +304,7 @@ std::vector<std::string> launch_notes(const OriginInput& input, const LaunchScan
                     counted(buffers, "buffer"), buffers == 1 ? "differs" : "differ",
                     names.empty() ? "" : "; it began in ", fmt::join(names, ", ")));
   }
+  note_found_buffers(launches, &out);
   for (const auto& [count, which] : {std::pair(only_a, 'A'), std::pair(only_b, 'B')}) {
     if (count > 0)
       out.push_back(fmt::format("run {} has {} that the other run has not{}", which, counted(count, "launch"),

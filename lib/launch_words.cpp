@@ -73,10 +73,11 @@ std::string live_text(const LaunchJoin& join, const RankPair& pair, const LiveDi
   const HashStreamReader& stream = join.stream(false);
   const LaunchRef& writer = difference.a.writer;
   const std::string allocated = allocation_text(stream, difference.allocation_a, writer.step);
+  const char* how = is_found(difference) ? "differed already when a launch was first handed it, " : "last written by ";
   return fmt::format(
       "rank {}: a buffer of {} bytes differs and is still there where the recording ends (allocation {} of run A{}; "
-      "last written by {})",
-      pair.rank, grouped(difference.a.bytes), difference.allocation_a, allocated.empty() ? "" : ", " + allocated,
+      "{}{})",
+      pair.rank, grouped(difference.a.bytes), difference.allocation_a, allocated.empty() ? "" : ", " + allocated, how,
       launch_text(stream, writer.step, writer.row));
 }
 

@@ -411,6 +411,40 @@ TEST_CASE("work that falls into another step by chance is no difference, and wha
   CHECK(differing.first->step <= 2);
 }
 
+// As a workspace of 32 MiB that a number among a kernel's parameters happens to point to.
+TEST_CASE("a buffer that differed at the first sight of it is undecided, and the verdict says how it may have come about") {
+  constexpr uint64_t kWorkspaceWords = (32u << 20) / 4;
+  enum { untouched, fed_on };
+  const auto program = [](uint64_t garbage, bool inputs, int how) {
+    Machine machine;
+    machine.garbage = garbage, machine.inputs = inputs;
+    auto made = std::make_unique<LaunchProgram>(machine);
+    const DeviceBuffer out = made->allocate(16), workspace = made->allocate(kWorkspaceWords);
+    for (int64_t step = 0; step < 3; ++step) {
+      made->step(step);
+      made->kernel("elementwise", {to(out), to(workspace), word(static_cast<uint32_t>(step))}, [=](KernelCall& call) {
+        for (uint32_t& word : call.buffers[0]) word = static_cast<uint32_t>(call.numbers[0]) + 1;
+        if (how == fed_on) call.buffers[1][0] += 1;
+      });
+      made->copy_to_host(out);
+    }
+    return made;
+  };
+  for (const bool inputs : {false, true}) {
+    for (const int how : {untouched, fed_on}) {
+      const auto a = program(1, inputs, how), b = program(2, inputs, how);
+      const Verdict v = diff_programs({a.get()}, {b.get()});
+      INFO(dump(v));
+      CHECK(v.outcome == Outcome::incomparable);
+      CHECK(v.reason.find("undecided") != std::string::npos);
+      CHECK((v.reason.find("differed already when a launch was first handed it, elementwise (launch") != std::string::npos) ==
+            (how == untouched));
+      CHECK((v.reason.find("last written by elementwise") != std::string::npos) == (how == fed_on));
+      CHECK(holds(v.notes, "CUBLAS_WORKSPACE_CONFIG=:0:0") == (how == untouched));
+    }
+  }
+}
+
 TEST_CASE("two independent faults of one step are both named") {
   for (const bool records : {true, false}) {
     LaunchTraining base;
