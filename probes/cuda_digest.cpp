@@ -41,13 +41,17 @@ struct AddressFacts {
   int device = -1;
   unsigned int is_managed = 0;
   CUdeviceptr device_pointer = 0;  // as kernels of the current context reach it; 0: they do not
+  CUdeviceptr range_start = 0;     // of its allocation
+  size_t range_bytes = 0;          // 0: not known
 };
 
 bool look_up(const CudaDriver& driver, const void* address, AddressFacts* facts) {
   CUpointer_attribute attributes[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-                                      CU_POINTER_ATTRIBUTE_IS_MANAGED, CU_POINTER_ATTRIBUTE_DEVICE_POINTER};
-  void* values[] = {&facts->memory_type, &facts->device, &facts->is_managed, &facts->device_pointer};
-  return driver.cuPointerGetAttributes_(4, attributes, values, reinterpret_cast<CUdeviceptr>(address)) == CUDA_SUCCESS &&
+                                      CU_POINTER_ATTRIBUTE_IS_MANAGED, CU_POINTER_ATTRIBUTE_DEVICE_POINTER,
+                                      CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, CU_POINTER_ATTRIBUTE_RANGE_SIZE};
+  void* values[] = {&facts->memory_type,    &facts->device,      &facts->is_managed,
+                    &facts->device_pointer, &facts->range_start, &facts->range_bytes};
+  return driver.cuPointerGetAttributes_(6, attributes, values, reinterpret_cast<CUdeviceptr>(address)) == CUDA_SUCCESS &&
          facts->memory_type != 0;
 }
 
@@ -78,15 +82,23 @@ CUcontext find_context(const CudaDriver& driver, CUstream stream, CUcontext curr
   return context;
 }
 
+// Both lie in one allocation. (Memory that is mapped piece by piece is several.)
+bool is_in_range(const AddressFacts& low, const char* lowest, const char* last) {
+  const auto begin = reinterpret_cast<CUdeviceptr>(lowest), end = reinterpret_cast<CUdeviceptr>(last);
+  return begin >= low.range_start && end >= begin && end - low.range_start < low.range_bytes;
+}
+
 // A kernel that reads an address which is not there destroys the host's context: look at both ends first.
-const void* reachable(const CudaDriver& driver, const DeviceTensor& tensor) {
+// device: of the current context.
+const void* reachable(const CudaDriver& driver, const DeviceTensor& tensor, CUdevice device) {
   const char* lowest = static_cast<const char*>(tensor.data) + tensor.lowest_offset;
   const char* last = static_cast<const char*>(tensor.data) + tensor.end_offset - 1;
-  CUdevice device = -1;
-  if (driver.cuCtxGetDevice_(&device) != CUDA_SUCCESS) return nullptr;
   AddressFacts low, high;
-  if (!look_up(driver, lowest, &low) || !look_up(driver, last, &high)) return nullptr;
-  if (low.device_pointer == 0 || high.device_pointer - low.device_pointer != static_cast<size_t>(last - lowest)) return nullptr;
+  if (!look_up(driver, lowest, &low) || low.device_pointer == 0) return nullptr;
+  if (!is_in_range(low, lowest, last)) {
+    if (!look_up(driver, last, &high)) return nullptr;
+    if (high.device_pointer - low.device_pointer != static_cast<size_t>(last - lowest)) return nullptr;
+  }
   const bool local = low.memory_type != CU_MEMORYTYPE_DEVICE || low.is_managed || low.device == device;
   if (!local) return nullptr;
   return reinterpret_cast<const char*>(low.device_pointer) - tensor.lowest_offset;
@@ -202,7 +214,8 @@ DeviceOutcome in_context_of(const Token& token, const DeviceTensor& tensor, uint
 
 DeviceOutcome enqueue_device_digest(const Token& token, const DeviceTensor& tensor, uint32_t slots) {
   return in_context_of(token, tensor, slots, [&](const CudaDriver& driver, CudaContext& context) {
-    const void* data = reachable(driver, tensor);
+    CUdevice device = -1;
+    const void* data = driver.cuCtxGetDevice_(&device) == CUDA_SUCCESS ? reachable(driver, tensor, device) : nullptr;
     return data ? launch_alone(driver, context, tensor, data) : lost(Loss::cuda_bad_address);
   });
 }
@@ -215,8 +228,10 @@ void enqueue_device_digests(const Token& token, const DeviceTensor* const* tenso
   outcomes[0] = in_context_of(token, *tensors[0], slots, [&](const CudaDriver& driver, CudaContext& context) {
     Enqueuer enqueuer(driver, context, static_cast<CUstream>(tensors[0]->stream));
     DeviceOutcome first = lost(Loss::cuda_bad_address);
+    CUdevice device = -1;
+    if (driver.cuCtxGetDevice_(&device) != CUDA_SUCCESS) return first;
     for (size_t i = 0; i < count; ++i) {
-      const void* data = reachable(driver, *tensors[i]);
+      const void* data = reachable(driver, *tensors[i], device);
       if (data) enqueuer.add(*tensors[i], data, i == 0 ? &first : &outcomes[i]);
     }
     enqueuer.launch();

@@ -20,7 +20,9 @@ void begin_step_if_marked(const Token& token, const KernelCall& kernel) {
   if (!has_step_mark() || inside_marked_range()) return;
   const CudaDriver* driver = find_cuda_driver(token);
   const KernelFacts* facts = driver ? kernel_facts(token, *driver, recorder.names(), kernel.function) : nullptr;
-  if (facts && facts->begins_step) begin_marked_step(token);
+  if (!facts || !facts->begins_step) return;
+  const RelaxedCapture relaxed(*driver);
+  begin_marked_step(token);
 }
 
 void on_kernel(const Token& token, const DriverCall& call, CUstream stream, const KernelCall& kernel) {

@@ -1,6 +1,7 @@
 #include "probes/cupti_hooks.h"
 
 #include <atomic>
+#include <optional>
 
 #include "probes/cuda_context.h"
 #include "probes/cuda_driver.h"
@@ -39,7 +40,8 @@ void CUPTIAPI on_call(void*, CUpti_CallbackDomain domain, CUpti_CallbackId numbe
   if (domain != CUPTI_CB_DOMAIN_DRIVER_API || number >= kMostCalls || !entries[number].handler) return;
   if (Guard::inside()) return;  // a call of our own
   const bool at_entry = static_cast<const CUpti_CallbackData*>(data)->callbackSite == CUPTI_API_ENTER;
-  if (at_entry && entries[number].exit_only && !launch_recorder.needs_before() && !has_step_mark()) return;
+  const bool only_marks = at_entry && entries[number].exit_only && !launch_recorder.needs_before();
+  if (only_marks && !has_step_mark()) return;
   const Guard guard;
   in_callback = true;
   launched = launched || entries[number].works;
@@ -57,7 +59,8 @@ void CUPTIAPI on_call(void*, CUpti_CallbackDomain domain, CUpti_CallbackId numbe
     const CudaDriver* driver = find_cuda_driver(guard.token());
     if (driver) {
       if (!call.entry && is_fatal(call.result)) CudaContext::failed(call.context);
-      const RelaxedCapture relaxed(*driver);
+      std::optional<RelaxedCapture> relaxed;
+      if (!only_marks) relaxed.emplace(*driver);  // else nothing is asked but of a kernel that is new
       entries[number].handler(guard.token(), call);
     }
   } catch (const std::exception& error) {

@@ -1,6 +1,7 @@
 #include "probes/launch_digests.h"
 
 #include <algorithm>
+#include <new>
 
 #include "kernels/digest_flush.h"
 #include "kernels/digest_pieces.h"
@@ -25,7 +26,7 @@ class Batch {
 
   // false: no place for a result.
   bool add(PacketBuffer& buffer) {
-    DigestRequest& request = requests_[count_];
+    DigestRequest& request = *new (&requests_[count_]) DigestRequest;
     request.data = address_of(buffer.row);
     request.size_bytes = buffer.row.bytes;
     if (!take_target(buffer, &request.target)) return false;
@@ -90,7 +91,9 @@ class Batch {
 
   const Token& token_;
   const DigestPlace& place_;
-  DigestRequest requests_[kBatch];
+  union {  // no more than is needed is written
+    DigestRequest requests_[kBatch];
+  };
   PacketBuffer* buffers_[kBatch];
   size_t count_ = 0;
   DigestPiecesLaunch launch_;

@@ -93,6 +93,7 @@ const KernelFacts* kernel_facts(const Token&, const CudaDriver& driver, NameTabl
   auto* known = reinterpret_cast<KernelFacts*>(kernels.find(handle));
   if (known && known->generation.load(std::memory_order_relaxed) == generation) return known;
   if (!kernels.create(kKernels) || !names.create()) return nullptr;
+  const RelaxedCapture relaxed(driver);
   KernelFacts* made = make(driver, names, function, generation);
   if (!made) return nullptr;
   // A module went since: mostly another one than this kernel's.

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <new>
 
+#include "probes/recorder.h"
+
 namespace forkpoint {
 namespace {
 
@@ -14,12 +16,20 @@ constexpr uint64_t kLowestAddress = 1u << 16;
 constexpr uint64_t kAddressEnd = 1ull << 47;  // of user space
 constexpr uint32_t kRefusals = 4096;          // a power of two
 
+// An answer of the driver's or the system's, and for how long it is believed: the host may unmap memory, and what an unseen
+// call allocates may come to lie there. So all is asked again in each step, and after some thousand launches.
+uint64_t dated(uint64_t number, int bits) {
+  const uint64_t period = static_cast<uint64_t>(recorder.current_step() + 2) << 10 ^ recorder.next_row() >> 12;
+  return number | mix64(period) << bits;
+}
+
 // Numbers that look like addresses and are none: asking the driver costs more than the rest of a launch.
 constinit std::atomic<uint64_t> refused[kRefusals] = {};
+constexpr int kAddressBits = 47;
 
 bool ask_driver(const CudaDriver& driver, uint64_t address, Allocation* allocation) {
   std::atomic<uint64_t>& cell = refused[mix64(address) & (kRefusals - 1)];
-  if (cell.load(std::memory_order_relaxed) == address) return false;
+  if (cell.load(std::memory_order_relaxed) == dated(address, kAddressBits)) return false;
   unsigned int type = 0;
   CUdeviceptr start = 0;
   size_t size = 0;
@@ -32,20 +42,35 @@ bool ask_driver(const CudaDriver& driver, uint64_t address, Allocation* allocati
   const bool known = driver.cuPointerGetAttributes_(5, attributes, values, address) == CUDA_SUCCESS && type != 0 && size > 0;
   // Pinned host memory is not followed: the host writes it as it likes.
   if (!known || type == CU_MEMORYTYPE_HOST || address - start >= size) {
-    cell.store(address, std::memory_order_relaxed);
+    cell.store(dated(address, kAddressBits), std::memory_order_relaxed);
     return false;
   }
   memory.allocations.add(start, size, MemoryKind::found, managed || device < 0 ? Allocation::kAnyDevice : device);
   return memory.find(address, allocation);
 }
 
+// Pages that hold nothing that CUDA knows, and are mapped: kernels whose parameters are partly filled in hold dozens of old
+// addresses of the host's, and to ask the driver and the system of each costs more than all the rest of a launch.
+constexpr uint32_t kOwnPages = 8192;  // a power of two
+constexpr int kPageBits = 12;         // the smallest page: a part of a larger one is as good
+constinit std::atomic<uint64_t> own_pages[kOwnPages] = {};
+
+std::atomic<uint64_t>& own_page_cell(uint64_t word) { return own_pages[mix64(word >> kPageBits) & (kOwnPages - 1)]; }
+
+uint64_t own_page_mark(uint64_t word) { return dated(word >> kPageBits, kAddressBits - kPageBits); }
+
+bool is_known_own_page(uint64_t word) { return own_page_cell(word).load(std::memory_order_relaxed) == own_page_mark(word); }
+
 // Stack, heap or code of the host, as padding between parameters often holds: it differs from run to run and means nothing.
+// REQUIRES: the word points into no allocation.
 bool is_own_address(uint64_t word) {
   const bool may_be = (word >= 0x550000000000 && word < 0x570000000000) || (word >= 0x7e0000000000 && word < kAddressEnd);
   if (!may_be) return false;
   static const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   unsigned char resident = 0;
-  return mincore(reinterpret_cast<void*>(word & ~(page - 1)), 1, &resident) == 0;
+  if (mincore(reinterpret_cast<void*>(word & ~(page - 1)), 1, &resident) != 0) return false;
+  own_page_cell(word).store(own_page_mark(word), std::memory_order_relaxed);
+  return true;
 }
 
 }  // namespace
@@ -105,11 +130,11 @@ bool ParamBlock::add(uint32_t place, uint64_t address, const Allocation& allocat
     if (found_ != small_found_) return false;
     auto* more = static_cast<FoundPointer*>(malloc((kMostParamBytes / 8 + 1) * sizeof(FoundPointer)));
     if (!more) return false;
-    memcpy(static_cast<void*>(more), found_, found_count_ * sizeof(FoundPointer));
+    memcpy(static_cast<void*>(more), static_cast<const void*>(found_), found_count_ * sizeof(FoundPointer));
     found_ = more;
     found_capacity_ = kMostParamBytes / 8 + 1;
   }
-  found_[found_count_++] = {place, address, allocation};
+  new (&found_[found_count_++]) FoundPointer{place, address, allocation};
   return true;
 }
 
@@ -120,9 +145,11 @@ void ParamBlock::search(uint32_t from, uint32_t to) {
     memcpy(&word, bytes_ + at, sizeof(word));
     if (word < kLowestAddress || word >= kAddressEnd) continue;
     Allocation allocation;
-    const bool points = find_allocation(driver_, word, &allocation);
+    const bool known = memory.find(word, &allocation);
+    const bool own = !known && is_known_own_page(word);
+    const bool points = known || (!own && ask_driver(driver_, word, &allocation));
     if (points && !add(at, word, allocation)) continue;
-    if (points || is_own_address(word)) memset(bytes_ + at, 0, 8);
+    if (points || own || is_own_address(word)) memset(bytes_ + at, 0, 8);
   }
 }
 

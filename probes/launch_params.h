@@ -55,7 +55,9 @@ class ParamBlock {
   uint32_t found_capacity_ = kSmallPointers;
   FoundPointer* found_ = small_found_;
   alignas(16) unsigned char small_[kSmallBytes];
-  FoundPointer small_found_[kSmallPointers];
+  union {  // no more than is found is written
+    FoundPointer small_found_[kSmallPointers];
+  };
 };
 
 // The allocation that `address` lies in; asks the driver where the tables do not know it. false: in none.

@@ -1,5 +1,6 @@
 // Programs that launch kernels and know nothing of the probe, on the fake libcuda: launch_client LIBCUDA SCENARIO.
 #include <dlfcn.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -86,6 +87,31 @@ void with_number(Gpu& gpu) {
   float* out = gpu.allocate<float>(4);
   const char* seed = std::getenv("SEED");
   gpu.launch(kernel, nullptr, out, seed ? std::strtoull(seed, nullptr, 10) : 0x300000400ull);
+  gpu.synchronize();
+}
+
+// A struct of which only a part is filled in; the rest holds an address of the program's own memory. In the last step the
+// driver has come to know of that memory, without a call that anybody saw.
+struct PartlyFilled {
+  float* out;
+  const void* rest[6];
+};
+void own_memory_in_struct(Gpu& gpu) {
+  const auto kernel = gpu.kernel("partly", +[](PartlyFilled one) { one.out[0] += 1; });
+  float* out = gpu.make<float>(ramp(4));
+  char* own = static_cast<char*>(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  PartlyFilled one;
+  std::memset(static_cast<void*>(&one), 0, sizeof(one));
+  one.out = out;
+  for (int step = 0; step < 3; ++step) {
+    forkpoint_step_begin(step);
+    if (step == 2) gpu.find<decltype(fake_cuda_adopt)>("fake_cuda_adopt")(own, 4096);
+    for (int i = 0; i < 5; ++i) {
+      one.rest[i] = own + 64 * i;
+      gpu.launch(kernel, nullptr, one);
+      one.rest[i] = nullptr;
+    }
+  }
   gpu.synchronize();
 }
 
@@ -428,7 +454,7 @@ void second_rank(Gpu& gpu) {
 int main(int argc, char** argv) {
   if (argc < 3) return 98;
   const std::map<std::string, std::function<void(Gpu&)>> scenarios = {
-      {"plain", plain},         {"struct", in_struct}, {"extra", in_extra},       {"number", with_number},
+      {"plain", plain},         {"struct", in_struct}, {"own_memory_in_struct", own_memory_in_struct}, {"extra", in_extra},       {"number", with_number},
       {"reused", reused_address}, {"copies", copies},  {"ordered", ordered},      {"graph", graph},
       {"graph_by_hand", graph_by_hand}, {"table", address_table}, {"unstable", unstable}, {"steps", steps},
       {"blocks", blocks},       {"failing", failing},  {"many", many},

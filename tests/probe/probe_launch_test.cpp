@@ -141,6 +141,17 @@ TEST_CASE("pointers inside a struct that is passed by value are found, with thei
   CHECK(row.param_bytes == 28);
 }
 
+TEST_CASE("addresses of the program's own memory among the parameters mean nothing, until the driver knows of that memory") {
+  const Launches first = record("own_memory_in_struct"), second = record("own_memory_in_struct");
+  for (const Launches* run : {&first, &second}) {
+    for (size_t i = 0; i < 15; ++i) {
+      const auto [row, buffers] = run->work(i + 1);  // the first one is a copy from the host
+      CHECK(row.params == first.work(1).first.params);
+      CHECK(buffers.size() == (i < 10 ? 1 : 2));
+    }
+  }
+}
+
 TEST_CASE("parameters in one buffer (extra) are read as those in an array are") {
   const auto [row, buffers] = record("extra").work(1);
   REQUIRE(buffers.size() == 2);
