@@ -4,6 +4,8 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include "kernels/scatter_sort.cuh"
+
 namespace forkpoint::device {
 
 using namespace scatter;
@@ -63,15 +65,30 @@ __device__ S finished(const ScatterWork& work, S before, S sum, int64_t places) 
 }
 
 template <typename T, int kCount>
-__device__ void write_out(const ScatterWork& work, int64_t row, int64_t column, const typename Sum<T>::Type* sums,
-                          int64_t places) {
-  T* at = static_cast<T*>(work.out) + row * work.out_stride + column;
-  Elements<T, kCount> elements{};
-  if (work.flags & kScatterAdd) elements = *reinterpret_cast<const Elements<T, kCount>*>(at);
+__device__ Elements<T, kCount>* out_at(const ScatterWork& work, int64_t row, int64_t column) {
+  return reinterpret_cast<Elements<T, kCount>*>(static_cast<T*>(work.out) + row * work.out_stride + column);
+}
+
+template <typename T, int kCount>
+__device__ Elements<T, kCount> read_out(const ScatterWork& work, int64_t row, int64_t column) {
+  if (work.flags & kScatterAdd) return *out_at<T, kCount>(work, row, column);
+  return {};
+}
+
+// elements: what read_out() gave.
+template <typename T, int kCount>
+__device__ void write_out(const ScatterWork& work, int64_t row, int64_t column, Elements<T, kCount> elements,
+                          const typename Sum<T>::Type* sums, int64_t places) {
   for (int i = 0; i < kCount; ++i) {
     narrow(finished<typename Sum<T>::Type>(work, widen(elements.values[i]), sums[i], places), &elements.values[i]);
   }
-  *reinterpret_cast<Elements<T, kCount>*>(at) = elements;
+  *out_at<T, kCount>(work, row, column) = elements;
+}
+
+__device__ inline int64_t row_at(const ScatterWork& work, int64_t place) {
+  if (!work.rows) return place;
+  return work.narrow_rows ? static_cast<const uint32_t*>(work.rows)[place]
+                          : static_cast<const int64_t*>(work.rows)[place];
 }
 
 // kUnroll rows' loads are issued before the first is used; what is added is added in the order of the places.
@@ -84,8 +101,7 @@ __device__ void add_places(const ScatterWork& work, int64_t place, int count, in
   S weights[kUnroll];
   for (int i = 0; i < kUnroll; ++i) {
     if (i >= count) break;
-    const int64_t row = work.rows ? work.rows[place + i] : place + i;
-    loaded[i] = *reinterpret_cast<const Elements<T, kCount>*>(src + row * work.src_stride);
+    loaded[i] = *reinterpret_cast<const Elements<T, kCount>*>(src + row_at(work, place + i) * work.src_stride);
     weights[i] = work.weights ? static_cast<const S*>(work.weights)[place + i] : S(1);
   }
   for (int i = 0; i < kUnroll; ++i) {
@@ -104,45 +120,54 @@ __device__ void add_places(const ScatterWork& work, int64_t place, int count, in
 template <typename T, int kCount>
 __device__ void sum_piece(const ScatterWork& work, int64_t place, int lane) {
   using S = typename Sum<T>::Type;
-  const int64_t key = work.keys.at(place);
-  if (key < 0 || key >= work.out_rows) return;
+  // What is known of the piece is read all at once, and out together with src: it is latency that costs here.
   const int64_t end = end_of_piece(work.starts, work.keys.count, place);
-  const bool first = starts_segment(work.keys, place);
-  const bool whole = first && (end == work.keys.count || work.keys.at(end) != key);
+  const bool last = end == work.keys.count;
+  const int64_t key = work.keys.at(place), before = work.keys.at(place == 0 ? 0 : place - 1);
+  const int64_t behind = work.keys.at(last ? place : end);
+  if (key < 0 || key >= work.out_rows) return;
+  const bool first = place == 0 || before != key;
+  const bool whole = first && (last || behind != key);
   S* partial = static_cast<S*>(work.partials) + (whole ? 0 : slot_of_piece(place, first) * work.partial_stride);
   const int64_t stride = int64_t{work.piece_threads} * kCount * gridDim.y;
   for (int64_t column = (int64_t{blockIdx.y} * work.piece_threads + lane) * kCount; column < work.columns;
        column += stride) {
     S sums[kCount];
     for (int c = 0; c < kCount; ++c) sums[c] = nothing<S>(work.flags);
+    Elements<T, kCount> elements{};
+    if (whole) elements = read_out<T, kCount>(work, key, column);
     int64_t at = place;
     for (; at + kUnroll <= end; at += kUnroll) add_places<T, kCount>(work, at, kUnroll, column, sums);
     if (at < end) add_places<T, kCount>(work, at, static_cast<int>(end - at), column, sums);
     if (whole) {
-      write_out<T, kCount>(work, key, column, sums, end - place);
+      write_out<T, kCount>(work, key, column, elements, sums, end - place);
     } else {
       for (int c = 0; c < kCount; ++c) partial[column + c] = sums[c];
     }
   }
 }
 
+__device__ inline uint32_t without_lowest(uint32_t bits, int count) {
+  for (int i = 0; i < count && bits != 0; ++i) bits &= bits - 1;
+  return bits;
+}
+
 template <typename T, int kCount>
 __device__ void sum_pieces(const ScatterWork& work) {
   const int threads = work.piece_threads;
-  const bool whole_block = threads > 32;
-  const int groups = whole_block ? 1 : 32 / threads;
+  const int unit_threads = threads > 32 ? threads : 32;  // of a unit: a warp, shared by groups, or several warps
+  const int groups = unit_threads / threads;
   const int lane = static_cast<int>(threadIdx.x) % threads;
-  const int group = whole_block ? 0 : static_cast<int>(threadIdx.x) % 32 / threads;
-  const int64_t units = whole_block ? gridDim.x : int64_t{gridDim.x} * (kBlockThreads / 32);
-  int64_t unit = whole_block ? blockIdx.x : int64_t{blockIdx.x} * (kBlockThreads / 32) + threadIdx.x / 32;
+  const int group = static_cast<int>(threadIdx.x) % unit_threads / threads;
+  const int64_t units = int64_t{gridDim.x} * (kBlockThreads / unit_threads);
+  int64_t unit = int64_t{blockIdx.x} * (kBlockThreads / unit_threads) + threadIdx.x / unit_threads;
   const uint32_t all = work.places == 32 ? ~0u : (1u << work.places) - 1;
   for (; unit * work.places < work.keys.count; unit += units) {
     const int64_t first = unit * work.places;
-    uint32_t starts = work.starts[first / 32] >> (first % 32) & all;
-    for (int turn = 0; starts != 0; ++turn) {
-      const int bit = __ffs(static_cast<int>(starts)) - 1;
-      starts &= starts - 1;
-      if (turn % groups == group) sum_piece<T, kCount>(work, first + bit, lane);
+    // Each group takes every groups-th piece, and all of them at once: in turns they would wait for each other.
+    uint32_t starts = without_lowest(work.starts[first / 32] >> (first % 32) & all, group);
+    for (; starts != 0; starts = without_lowest(starts, groups)) {
+      sum_piece<T, kCount>(work, first + __ffs(static_cast<int>(starts)) - 1, lane);
     }
   }
 }
@@ -177,7 +202,8 @@ __device__ void combine_segment(const ScatterWork& work, int64_t start, int64_t 
       if (begin == end) break;
       sum = joined(sum, shared[g][threadIdx.x], work.flags);
     }
-    write_out<T, 1>(work, key, first_column + threadIdx.x, &sum, places);
+    const auto element = read_out<T, 1>(work, key, first_column + threadIdx.x);
+    write_out<T, 1>(work, key, first_column + threadIdx.x, element, &sum, places);
   }
   __syncthreads();
 }
@@ -243,9 +269,24 @@ namespace {
 
 const void* const kKernels[kScatterKernelCount] = {(const void*)device::forkpoint_scatter_starts,
                                                    FORKPOINT_OF_TYPES(pieces), FORKPOINT_OF_TYPES(vectors),
-                                                   FORKPOINT_OF_TYPES(combine)};
+                                                   FORKPOINT_OF_TYPES(combine),
+                                                   (const void*)device::forkpoint_sort_count,
+                                                   (const void*)device::forkpoint_sort_move};
 
 }  // namespace
+
+cudaError_t sort_on_device(const SortWork& work, cudaStream_t stream) {
+  SortPlan plan = plan_sort(work);
+  for (int digit = 0; digit < plan.digit_count; ++digit) {
+    void* arguments[] = {&plan.digits[digit]};
+    for (const int kernel : {kSortCount, kSortMove}) {
+      const cudaError_t error = cudaLaunchKernel(kKernels[kernel], dim3(plan.blocks), dim3(scatter::kSortThreads),
+                                                 arguments, 0, stream);
+      if (error != cudaSuccess) return error;
+    }
+  }
+  return cudaSuccess;
+}
 
 cudaError_t scatter_on_device(ScatterType type, const ScatterWork& work, cudaStream_t stream) {
   int device = 0, multiprocessors = 0;

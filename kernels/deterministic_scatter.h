@@ -7,9 +7,11 @@
 #include <cuda_runtime_api.h>
 
 #include "kernels/scatter_launch.h"
+#include "kernels/scatter_sort.h"
 
 namespace forkpoint {
 
 cudaError_t scatter_on_device(ScatterType type, const ScatterWork& work, cudaStream_t stream);
+cudaError_t sort_on_device(const SortWork& work, cudaStream_t stream);
 
 }  // namespace forkpoint

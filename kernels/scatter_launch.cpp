@@ -1,5 +1,7 @@
 #include "kernels/scatter_launch.h"
 
+#include "kernels/scatter_sort.h"
+
 namespace forkpoint {
 namespace {
 
@@ -34,16 +36,15 @@ ScatterLaunch plan_pieces(ScatterType type, ScatterWork* work, int multiprocesso
   const bool vectors = fits_vectors(*work, bytes);
   const int64_t needed_threads = divide_up(work->columns, vectors ? 16 / bytes : 1);
   int threads = 1;
-  while (threads < 32 && threads < needed_threads) threads *= 2;
-  if (needed_threads > 32) threads = static_cast<int>(kBlock);
+  while (threads < kBlock && threads < needed_threads) threads *= 2;
   ScatterLaunch launch;
   launch.kernel = (vectors ? kScatterPiecesVector : kScatterPieces) + static_cast<int>(type);
   launch.block = static_cast<uint32_t>(kBlock);
   launch.grid_y =
       static_cast<uint32_t>(threads == kBlock ? at_most(divide_up(needed_threads, kBlock), kMostColumnBlocks) : 1);
-  const int64_t units_of_block = threads == kBlock ? 1 : kBlock / 32;
+  const int64_t units_of_block = kBlock / (threads > 32 ? threads : 32);
   const int64_t room = multiprocessors * kBlocksPerProcessor / launch.grid_y;
-  const int least = threads == kBlock ? 1 : 32 / threads;  // places of a warp, at least one for each of its groups
+  const int least = threads > 32 ? 1 : 32 / threads;  // places of a unit, at least one for each of its groups
   int places = 32;
   while (places > least && divide_up(work->keys.count, places) < room * units_of_block) places /= 2;
   work->piece_threads = threads;
@@ -59,8 +60,23 @@ const char* const kScatterKernelNames[kScatterKernelCount] = {
     "forkpoint_scatter_pieces_bfloat16", "forkpoint_scatter_pieces_float64",   "forkpoint_scatter_vectors_float32",
     "forkpoint_scatter_vectors_float16", "forkpoint_scatter_vectors_bfloat16", "forkpoint_scatter_vectors_float64",
     "forkpoint_scatter_combine_float32", "forkpoint_scatter_combine_float16",  "forkpoint_scatter_combine_bfloat16",
-    "forkpoint_scatter_combine_float64",
+    "forkpoint_scatter_combine_float64", "forkpoint_sort_count",               "forkpoint_sort_move",
 };
+
+ScatterScratch lay_out_scratch(ScatterType type, int64_t count, int64_t columns) {
+  ScatterScratch at{};
+  const auto take = [&](size_t bytes) {
+    const size_t begin = at.bytes;
+    at.bytes += (bytes + 255) / 256 * 256;
+    return begin;
+  };
+  at.keys = take(static_cast<size_t>(count) * 4);
+  at.places = take(static_cast<size_t>(count) * 4);
+  at.sort = take(sort_scratch_bytes(count));
+  at.starts = take(scatter_starts_bytes(count));
+  at.partials = take(scatter_partials_bytes(type, count, columns));
+  return at;
+}
 
 size_t scatter_starts_bytes(int64_t count) { return static_cast<size_t>(divide_up(count, 32)) * 4; }
 

@@ -1,5 +1,6 @@
 // How the deterministic scatter kernels are launched, without any CUDA header (as kernels/digest_launch.h does for the
-// digest): plan_scatter() fills three launches, to be made in this order on one stream.
+// digest): plan_scatter() fills three launches, to be made in this order on one stream. Before them, a sort by
+// destination (kernels/scatter_sort.h) where the keys are not sorted yet.
 //
 // What they compute: for each destination row d, over the places p with keys[p] == d, in ascending order of p,
 //   sum(d) = weight(p) * src[row(p)]  added up (or multiplied, kProduct) as kernels/scatter_plan.h says,
@@ -26,7 +27,7 @@ enum ScatterFlags : uint32_t { kScatterAdd = 1, kScatterMean = 2, kScatterProduc
 struct ScatterWork {
   const void* src;      // row r begins at element r * src_stride
   void* out;            // row d begins at element d * out_stride
-  const int64_t* rows;  // of src, by place; null: place p is row p
+  const void* rows;     // of src, by place; null: place p is row p
   const void* weights;  // float (double where the type is), by place; null: all are 1
   uint32_t* starts;     // scratch of scatter_starts_bytes()
   void* partials;       // scratch of scatter_partials_bytes(), on 16 bytes
@@ -38,9 +39,10 @@ struct ScatterWork {
   int64_t partial_stride;  // elements; filled by the planner
   double alpha;
   uint32_t flags;
+  bool narrow_rows;  // rows are uint32_t, else int64_t
   // Filled by the planner: how the pieces are spread. No bit of the result depends on them.
-  int32_t piece_threads;  // threads that share a piece: a power of two up to 32, or 128
-  int32_t places;         // a warp's (or block's) share, a power of two up to 32
+  int32_t piece_threads;  // threads that share a piece: a power of two up to 128
+  int32_t places;         // the share of a warp (or of more, that share a piece), a power of two up to 32
 };
 
 enum ScatterKernel : int {
@@ -48,7 +50,9 @@ enum ScatterKernel : int {
   kScatterPieces,
   kScatterPiecesVector = kScatterPieces + 4,
   kScatterCombine = kScatterPiecesVector + 4,
-  kScatterKernelCount = kScatterCombine + 4
+  kSortCount = kScatterCombine + 4,
+  kSortMove,
+  kScatterKernelCount
 };
 extern const char* const kScatterKernelNames[kScatterKernelCount];
 
@@ -61,6 +65,12 @@ struct ScatterPlan {
   ScatterWork work;
   ScatterLaunch launches[3];
 };
+
+// One allocation for a sort and the sums that follow it; fields: bytes from its begin, each a multiple of 256.
+struct ScatterScratch {
+  size_t keys, places, sort, starts, partials, bytes;
+};
+ScatterScratch lay_out_scratch(ScatterType type, int64_t count, int64_t columns);
 
 size_t scatter_starts_bytes(int64_t count);
 size_t scatter_partials_bytes(ScatterType type, int64_t count, int64_t columns);

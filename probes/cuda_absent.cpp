@@ -20,6 +20,8 @@ bool describe_device(const Token&, char*, size_t, char*, size_t) { return false;
 void forget_devices_in_child() {}
 bool copy_from_device(const Token&, const void*, size_t, CUstream_st*, void*, int* error) { return *error = 0, false; }
 int launch_scatter(const ScatterCall&) { return -1; }
+int launch_sort(const SortCall&) { return -1; }
+int launch_scatter_by_index(const ScatterCall&, const scatter::IndexView&, void*) { return -1; }
 int load_scatter() { return -1; }
 
 void set_nccl_swap(const Settings&) {}

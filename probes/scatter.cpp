@@ -85,14 +85,64 @@ int launch_plan(const CudaDriver& driver, const LoadedScatter& loaded, const Sca
   return 0;
 }
 
-}  // namespace
+int launch_plan(const CudaDriver& driver, const LoadedScatter& loaded, const SortCall& call) {
+  SortPlan plan = plan_sort(call.work);
+  for (int digit = 0; digit < plan.digit_count; ++digit) {
+    void* parameters[] = {&plan.digits[digit]};
+    for (const int kernel : {kSortCount, kSortMove}) {
+      const CUresult result =
+          driver.cuLaunchKernel_(loaded.kernels[kernel], plan.blocks, 1, 1, scatter::kSortThreads, 1, 1, 0,
+                                 static_cast<CUstream>(call.stream), parameters, nullptr);
+      if (result != CUDA_SUCCESS) return static_cast<int>(result);
+    }
+  }
+  return 0;
+}
 
-int launch_scatter(const ScatterCall& call) {
+// function(driver, kernels)
+template <typename Function>
+int with_kernels(Function function) {
   const CudaDriver* driver = find_driver();
   if (!driver) return -1;
   const LoadedScatter* loaded = nullptr;
   const CUresult result = find_or_load(*driver, &loaded);
-  return result == CUDA_SUCCESS ? launch_plan(*driver, *loaded, call) : static_cast<int>(result);
+  return result == CUDA_SUCCESS ? function(*driver, *loaded) : static_cast<int>(result);
+}
+
+}  // namespace
+
+int launch_scatter(const ScatterCall& call) {
+  return with_kernels([&](const CudaDriver& driver, const LoadedScatter& loaded) {
+    return launch_plan(driver, loaded, call);
+  });
+}
+
+int launch_sort(const SortCall& call) {
+  return with_kernels([&](const CudaDriver& driver, const LoadedScatter& loaded) {
+    return launch_plan(driver, loaded, call);
+  });
+}
+
+int launch_scatter_by_index(const ScatterCall& call, const scatter::IndexView& index, void* scratch) {
+  const int64_t count = index.count();
+  const ScatterScratch at = lay_out_scratch(call.type, count, call.work.columns);
+  const auto part = [&](size_t bytes) { return static_cast<void*>(static_cast<char*>(scratch) + bytes); };
+  SortCall sort{call.stream, {}};
+  sort.work.index = index;
+  sort.work.keys = static_cast<uint32_t*>(part(at.keys));
+  sort.work.places = part(at.places);
+  sort.work.scratch = static_cast<uint32_t*>(part(at.sort));
+  ScatterCall sums = call;
+  sums.work.rows = part(at.places);
+  sums.work.narrow_rows = true;
+  sums.work.starts = static_cast<uint32_t*>(part(at.starts));
+  sums.work.partials = part(at.partials);
+  sums.work.keys = {part(at.keys), count, false};
+  sums.work.out_rows = index.limit();
+  return with_kernels([&](const CudaDriver& driver, const LoadedScatter& loaded) {
+    const int error = launch_plan(driver, loaded, sort);
+    return error == 0 ? launch_plan(driver, loaded, sums) : error;
+  });
 }
 
 int load_scatter() {

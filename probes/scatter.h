@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/scatter_launch.h"
+#include "kernels/scatter_sort.h"
 
 namespace forkpoint {
 
@@ -14,10 +15,18 @@ struct ScatterCall {
   void* stream = nullptr;
   ScatterWork work{};  // but for what the planner fills
 };
+struct SortCall {
+  void* stream = nullptr;
+  SortWork work{};  // but for what the planner fills
+};
 // Any thread; asynchronous, may be called while the stream is captured. The first call in a context loads the kernels
 // into it. The context of a default stream is the current one. Returns a CUresult; -1: there is no CUDA driver in this
 // process; kScatterTorn is added where some of the kernels were launched and others were not.
 int launch_scatter(const ScatterCall& call);
+// Likewise; what has been launched has written scratch and results alone that are without meaning before the last.
+int launch_sort(const SortCall& call);
+// Rows that are named by an index: `call` is completed with scratch of lay_out_scratch() and the index' sorted keys.
+int launch_scatter_by_index(const ScatterCall& call, const scatter::IndexView& index, void* scratch);
 // Loads the kernels into the current context, so that no first call does it during a capture. As launch_scatter.
 int load_scatter();
 

@@ -384,6 +384,23 @@ PythonObject* call_scatter(FORKPOINT_CALL_PARAMETERS) {
   return arguments.good() ? scatter_for_torch(*api, arguments.object(0), alpha) : nullptr;
 }
 
+PythonObject* call_scatter_by_index(FORKPOINT_CALL_PARAMETERS) {
+  FORKPOINT_ARGUMENTS("scatter_by_index", 2, "numbers", "alpha");
+  const double alpha = arguments.real(1);
+  return arguments.good() ? scatter_by_index_for_torch(*api, arguments.object(0), alpha) : nullptr;
+}
+
+PythonObject* call_sort_by_index(FORKPOINT_CALL_PARAMETERS) {
+  FORKPOINT_ARGUMENTS("sort_by_index", 1, "numbers");
+  return sort_by_index_for_torch(*api, arguments.object(0));
+}
+
+PythonObject* call_scatter_scratch(FORKPOINT_CALL_PARAMETERS) {
+  FORKPOINT_ARGUMENTS("scatter_scratch", 3, "type", "count", "columns");
+  const int64_t type = arguments.number(0), places = arguments.number(1), columns = arguments.number(2);
+  return arguments.good() ? scatter_scratch_for_torch(*api, type, places, columns) : nullptr;
+}
+
 PythonObject* call_load_scatter(FORKPOINT_CALL_PARAMETERS) { return api->PyLong_FromLongLong(load_scatter()); }
 
 struct Function {
@@ -407,6 +424,8 @@ constexpr Function kFunctions[] = {
     {"say", call_say},             {"argument", call_argument},
     {"torch_imported", call_torch_imported}, {"awake", call_awake},
     {"scatter", call_scatter}, {"load_scatter", call_load_scatter},
+    {"scatter_by_index", call_scatter_by_index}, {"sort_by_index", call_sort_by_index},
+    {"scatter_scratch", call_scatter_scratch},
 };
 constexpr int kFunctionCount = sizeof(kFunctions) / sizeof(kFunctions[0]);
 PythonMethod methods[kFunctionCount] = {};  // Python keeps their addresses

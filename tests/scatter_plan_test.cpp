@@ -151,8 +151,8 @@ TEST_CASE("scatter: the plan's launches cover all places, pieces and columns") {
       CHECK(int64_t{plan.launches[0].grid_x} * plan.launches[0].block >= count);
       CHECK((plan.work.places & (plan.work.places - 1)) == 0);
       CHECK(plan.work.places <= 32);
-      const bool whole_block = plan.work.piece_threads > 32;
-      CHECK(plan.work.places >= (whole_block ? 1 : 32 / plan.work.piece_threads));
+      const bool several_warps = plan.work.piece_threads > 32;
+      CHECK(plan.work.places >= (several_warps ? 1 : 32 / plan.work.piece_threads));
       CHECK(plan.work.piece_threads <= 128);
       CHECK(plan.launches[1].grid_x > 0);
       CHECK(plan.launches[1].grid_x % 2 == (plan.launches[1].grid_x > 2 ? 1 : plan.launches[1].grid_x % 2));

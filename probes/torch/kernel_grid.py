@@ -126,5 +126,15 @@ def _sampler(count):
     return backward
 
 
+# Torch takes cuDNN for float, double and half, up to 1,024 channels, linear, zeros outside, aligned corners.
+@override("cudnn_grid_sampler_backward")
+def cudnn_grid_sampler_backward(torchs, self, grid, grad_output):
+    good = (self.dtype in FLOATS and self.dtype == grid.dtype == grad_output.dtype and plain(grad_output, self, grid)
+            and self.dim() == 4 and self.numel() and grad_output.numel())
+    if not good:
+        return torchs(self, grid, grad_output)
+    return _backward(grad_output, self, grid, _LINEAR, _ZEROS, True, (True, True))
+
+
 override("grid_sampler_2d_backward")(_sampler(2))
 override("grid_sampler_3d_backward")(_sampler(3))

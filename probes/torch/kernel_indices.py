@@ -3,8 +3,9 @@ import math
 
 import torch
 
-from .kernel_scatter import (ADD, FLOATS, MEAN, PRODUCT, REDUCTIONS, add_lines, assert_within, by_destination, copied, in_place,
-                             into, lines, plain, scatter_rows, scatter_, takes, takes_index_add, takes_scatter, writable)
+from .kernel_scatter import (ADD, CHECK, FLOATS, MEAN, PRODUCT, REDUCTIONS, WRAP, add_lines, assert_within, by_destination,
+                             copied, in_place, into, plain, scatter_, scatter_by_index, scatter_rows, takes, takes_index_add,
+                             takes_scatter, writable)
 from .kernels import override
 
 
@@ -50,16 +51,16 @@ def index_put_(torchs, self, indices, values, accumulate=False, unsafe=False):
     if block is None:
         return torchs(self, indices, values, accumulate, unsafe)
     first, tensors, shape, whole = block
-    linear = None
-    for d, index in enumerate(tensors, first):
-        index = _wrapped(index, self.shape[d])
-        linear = index if linear is None else linear * self.shape[d] + index
+    linear = tensors[0]
+    if len(tensors) > 1:
+        linear = None
+        for d, index in enumerate(tensors, first):
+            index = _wrapped(index, self.shape[d])
+            linear = index if linear is None else linear * self.shape[d] + index
     linear = linear.expand(shape).reshape(-1)
-    lead, rows = math.prod(self.shape[:first]), math.prod(self.shape[first:first + len(tensors)])
-    columns = self.numel() // (lead * rows)
-    keys, places = lines(linear, lead, rows)
-    source = values.expand(whole).contiguous().view(-1, columns)
-    return in_place(self, lambda target: scatter_rows(target.view(-1, columns), keys, source, places))
+    lines_shape = self.shape[:first] + (math.prod(self.shape[first:first + len(tensors)]),) + self.shape[first + len(tensors):]
+    source = values.expand(whole)
+    return in_place(self, lambda target: add_lines(target.view(lines_shape), first, linear, source, how=CHECK | WRAP))
 
 
 @override("put_")
@@ -90,12 +91,10 @@ def embedding_dense_backward(torchs, grad_output, indices, num_weights, padding_
     if not taken:
         return torchs(grad_output, indices, num_weights, padding_idx, scale_grad_by_freq)
     columns = grad_output.shape[-1]
-    keys = indices.reshape(-1)
-    if padding_idx >= 0:
-        keys = torch.where(keys == padding_idx, -1, keys)
-    keys, places = by_destination(keys, num_weights)
     out = torch.zeros(num_weights, columns, dtype=grad_output.dtype, device=grad_output.device)
-    scatter_rows(out, keys, grad_output.contiguous().view(-1, columns), places, flags=MEAN if scale_grad_by_freq else 0)
+    keys, flags = indices.reshape(-1), MEAN if scale_grad_by_freq else 0
+    scatter_by_index(out, columns, keys, (1, keys.numel(), 1), (0, keys.stride(0), 0), num_weights, grad_output.contiguous(),
+                     flags=flags, how=0, padding=padding_idx if padding_idx >= 0 else -1)
     return out
 
 
@@ -121,7 +120,6 @@ def embedding_bag_dense_backward(torchs, grad, indices, offset2bag, bag_size, ma
 
 def _index_reduce(self, dim, index, source, reduce, include_self):
     dim %= self.dim()
-    assert_within(index, 0, self.shape[dim])
     flags = REDUCTIONS[reduce] | (ADD if include_self else 0)
     return in_place(self, lambda target: add_lines(target, dim, index, source, 1, flags))
 

@@ -9,10 +9,58 @@ FLOATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 
 ADD, MEAN, PRODUCT = 1, 2, 4                                                       # as ScatterFlags
 _TORN = 1 << 20                                                                    # as probes/scatter.h
 _PIECE = 128                                                                       # as kernels/scatter_plan.h
+CHECK, WRAP = 4, 2                                                                 # as IndexFlags
+INDEX_FLAGS = {torch.int64: 1, torch.int32: 0}                                    # as IndexFlags: kIndexWide
+MOST_KEYS = 2**31 - 1                                                             # as kernels/scatter_sort.h
+MOST_OF_OUR_SORT = 1 << 21  # keys; more than that torch sorts faster, and in the same order
+_FEW_KEYS = 1 << 16
+
+
+native_devices = {"cuda"}
+_scratch_bytes = {}  # by type, places and columns
+
+
+def _current_stream(device):
+    return torch._C._cuda_getCurrentRawStream(device.index)
+
+
+def _on_device(device, function, *arguments):
+    """What the probe's function says: 0, or a CUDA error before anything was written."""
+    if device.type != "cuda" or torch._C._cuda_getDevice() == device.index:
+        error = function(*arguments)
+    else:
+        with torch.cuda.device(device):
+            error = function(*arguments)
+    if error >= _TORN:
+        raise Torn("forkpoint's kernels could not be launched: CUDA error %d" % (error - _TORN))
+    if error:
+        give_up_native("CUDA error %d" % error)
+    return error
+
+
+def _scratch(native, kind, count, columns, device):
+    key = kind, count, columns
+    size = _scratch_bytes.get(key)
+    if size is None:
+        if len(_scratch_bytes) > 4096:
+            _scratch_bytes.clear()
+        size = _scratch_bytes[key] = native.scatter_scratch(kind, count, columns)
+    return torch.empty(size, dtype=torch.uint8, device=device)
 
 
 def by_destination(keys, rows):
-    """Keys in ascending order, those that are equal in the order that they had, and where each was."""
+    """Keys of one dimension in ascending order, those that are equal in the order that they had, and where each was. Those that
+    are not below `rows`, or negative, are of no row afterwards either."""
+    device, count, native = keys.device, keys.numel(), scatter_native()
+    if native is not None and device.type in native_devices and 0 < rows <= MOST_KEYS and 0 < count <= MOST_OF_OUR_SORT:
+        if keys.dtype in INDEX_FLAGS:
+            ordered = torch.empty(count, dtype=torch.int32, device=device)
+            places = torch.empty(count, dtype=torch.int64, device=device)
+            scratch = _scratch(native, 0, count, 0, device)
+            numbers = (_current_stream(device), ordered.data_ptr(), places.data_ptr(), scratch.data_ptr(), keys.data_ptr(),
+                       INDEX_FLAGS[keys.dtype], 0, keys.stride(0), 0, 1, count, 1, rows, -1)
+            if _on_device(device, native.sort_by_index, numbers) == 0:
+                return ordered, places
     if rows < 2**31 and keys.dtype != torch.int32:
         keys = keys.clamp(-1, rows).to(torch.int32)  # what is out of range stays so
     elif rows >= 2**31:
@@ -26,30 +74,64 @@ def scatter_rows(out, keys, src, rows=None, weights=None, alpha=1, flags=ADD):
     dimensions. The order of additions depends on the keys alone."""
     if keys.numel() == 0 or out.numel() == 0 or src.shape[1] == 0:
         return
-    if out.device.type == "cuda" and scatter_native() is not None:
-        error = _launch(out, keys, src, rows, weights, alpha, flags)
-        if error == 0:
-            return
-        if error >= _TORN:
-            raise Torn("forkpoint's kernels could not be launched: CUDA error %d" % (error - _TORN))
-        give_up_native("CUDA error %d" % error)
-    _scatter_by_torch(out, keys, src, rows, weights, alpha, flags)
+    native = scatter_native()
+    if native is None or out.device.type not in native_devices or _launch(native, out, keys, src, rows, weights, alpha, flags):
+        _scatter_by_torch(out, keys, src, rows, weights, alpha, flags)
 
 
-def _launch(out, keys, src, rows, weights, alpha, flags):
+def _launch(native, out, keys, src, rows, weights, alpha, flags):
     device, count, columns = out.device, keys.numel(), out.shape[1]
     sum_bytes = 8 if out.dtype == torch.float64 else 4
     starts = torch.empty((count + 31) // 32, dtype=torch.int32, device=device)
     slots = 2 * -(-count // _PIECE) if count > _PIECE else 0
     partials = torch.empty(slots * -(-columns // 4) * 4 * sum_bytes, dtype=torch.uint8, device=device)
-    numbers = (torch._C._cuda_getCurrentRawStream(device.index), FLOATS[out.dtype], flags, src.data_ptr(), out.data_ptr(),
+    numbers = (_current_stream(device), FLOATS[out.dtype], flags, src.data_ptr(), out.data_ptr(),
                0 if rows is None else rows.data_ptr(), 0 if weights is None else weights.data_ptr(), starts.data_ptr(),
                partials.data_ptr(), keys.data_ptr(), count, keys.dtype == torch.int64, out.shape[0], columns,
                src.stride(0), out.stride(0))
-    if torch._C._cuda_getDevice() == device.index:
-        return scatter_native().scatter(numbers, float(alpha))
-    with torch.cuda.device(device):
-        return scatter_native().scatter(numbers, float(alpha))
+    return _on_device(device, native.scatter, numbers, float(alpha))
+
+
+def scatter_by_index(out, columns, index, shape, strides, rows, src, alpha=1, flags=ADD, how=CHECK, padding=-1):
+    """As scatter_rows, of rows of `columns` elements, for places that an index names: seen as a tensor [blocks, length, inner] of
+    this shape and strides, its element at (b, l, i) sends row (b * length + l) * inner + i of src to row
+    (b * rows + element) * inner + i of out. how: CHECK: an element that is no row is an assertion on the device, else it is left
+    out; WRAP: negative ones count from the end. Elements equal to padding are left out. out and src are contiguous."""
+    blocks, length, inner = shape
+    count, device, native = blocks * length * inner, out.device, scatter_native()
+    if count == 0 or columns == 0:
+        return
+    if (native is not None and device.type in native_devices and count <= MOST_OF_OUR_SORT and 0 < blocks * rows * inner <= MOST_KEYS
+            and launch_by_index(out, FLOATS[out.dtype], columns, index, shape, strides, rows, src, alpha, flags, how, padding)):
+        return
+    keys = keys_of(index, shape, strides, rows, how, padding)
+    keys, places = by_destination(keys, blocks * rows * inner)
+    scatter_rows(out.view(-1, columns), keys, src.view(-1, columns), places, None, alpha, flags)
+
+
+def launch_by_index(out, kind, columns, index, shape, strides, rows, src, alpha, flags, how, padding):
+    """scatter_by_index by the probe's kernels; kind: the type, as FLOATS has it. False: they cannot be launched."""
+    native, device = scatter_native(), out.device
+    blocks, length, inner = shape
+    scratch = _scratch(native, kind, blocks * length * inner, columns, device)
+    numbers = (_current_stream(device), kind, flags, src.data_ptr(), out.data_ptr(), scratch.data_ptr(), columns, columns, columns,
+               index.data_ptr(), how | INDEX_FLAGS[index.dtype], *strides, blocks, length, inner, rows, padding)
+    return _on_device(device, native.scatter_by_index, numbers, float(alpha)) == 0
+
+
+def keys_of(index, shape, strides, rows, how, padding):
+    """What kernels/scatter_sort.h has each place go to; what is left out goes to -1."""
+    seen = index.as_strided([1 if stride == 0 else n for n, stride in zip(shape, strides)], strides, index.storage_offset())
+    if how & CHECK:
+        assert_within(seen, -rows if how & WRAP else 0, rows)
+    seen = seen.long()
+    if how & WRAP:
+        seen = torch.where(seen < 0, seen + rows, seen)
+    blocks, _, inner = shape
+    block = torch.arange(blocks, device=index.device).view(-1, 1, 1)
+    keys = (block * rows + seen) * inner + torch.arange(inner, device=index.device)
+    left_out = (seen < 0) | (seen >= rows) | (seen == padding)
+    return torch.where(left_out, -1, keys).expand(shape).reshape(-1)
 
 
 def _scatter_by_torch(out, keys, src, rows, weights, alpha, flags):
@@ -140,11 +222,20 @@ def lines(index, lead, rows):
     return keys, places
 
 
-def add_lines(self, dim, index, source, alpha=1, flags=ADD):
-    """self: contiguous, written. index: of one dimension, within bounds. source: as self but for its length along dim."""
+def add_lines(self, dim, index, source, alpha=1, flags=ADD, how=CHECK):
+    """self: contiguous, written. index: of one dimension. source: as self but for its length along dim."""
     lead, rows, columns = math.prod(self.shape[:dim]), self.shape[dim], math.prod(self.shape[dim + 1:])
+    count, source = index.numel(), source.contiguous()
+    if lead == 1 or lead * count <= _FEW_KEYS:
+        shape, strides = (lead, count, 1), (0, index.stride(0), 0)
+        return scatter_by_index(self, columns, index, shape, strides, rows, source, alpha, flags, how)
+    # Sorting one line and repeating that costs less than sorting all.
+    if how & CHECK:
+        assert_within(index, -rows if how & WRAP else 0, rows)
+    if how & WRAP:
+        index = torch.where(index < 0, index + rows, index)
     keys, places = lines(index, lead, rows)
-    scatter_rows(self.view(lead * rows, columns), keys, source.contiguous().view(-1, columns), places, None, alpha, flags)
+    scatter_rows(self.view(lead * rows, columns), keys, source.view(-1, columns), places, None, alpha, flags)
 
 
 def takes_index_add(self, dim, index, source, alpha):
@@ -156,7 +247,6 @@ def takes_index_add(self, dim, index, source, alpha):
 
 def _index_add_(self, dim, index, source, alpha):
     dim %= self.dim()
-    assert_within(index, 0, self.shape[dim])
     return in_place(self, lambda target: add_lines(target, dim, index, source, alpha))
 
 
@@ -183,35 +273,57 @@ def index_add_out(torchs, self, dim, index, source, *, alpha=1, out):
 
 # ---- scatter_add and scatter_reduce
 
-def _is_spread(index, shape, dims):
-    """Is the index the same all along these dimensions, and are they whole?"""
-    return all(index.shape[d] == shape[d] and (index.stride(d) == 0 or index.shape[d] == 1) for d in dims)
+def _stride_of(index, dims):
+    """That of these dimensions as one; None: they are not one."""
+    stride, next_stride = 0, None
+    for d in reversed(dims):
+        length = index.shape[d]
+        if length == 1:
+            continue
+        if next_stride is None:
+            stride = index.stride(d)
+        elif index.stride(d) != next_stride:
+            return None
+        next_stride = index.stride(d) * length
+    return stride
+
+
+def _strides_around(index, dim):
+    """Strides of an index seen as [before dim, along dim, behind dim]; None: it cannot be seen so."""
+    strides = _stride_of(index, range(dim)), index.stride(dim), _stride_of(index, range(dim + 1, index.dim()))
+    return None if None in strides else strides
 
 
 def _scatter_line_by_line(self, dim, index, src, flags):
-    """self: contiguous, written."""
-    shape, count = self.shape, self.dim()
-    inner = range(dim + 1, count)
-    columns = 1
-    if _is_spread(index, shape, inner):
-        columns = math.prod(shape[dim + 1:])
-        if _is_spread(index, shape, range(dim)):
-            line = index[(0,) * dim][(slice(None),) + (0,) * len(inner)]
+    """self: contiguous, written. src: as large as the index."""
+    shape, rows = self.shape, self.shape[dim]
+    whole = index.shape[:dim] == shape[:dim] and index.shape[dim + 1:] == shape[dim + 1:]
+    if not whole:
+        return _scatter_by_keys(self, dim, index, src, flags)
+    strides = _strides_around(index, dim)
+    if strides is None:
+        index = index.contiguous()
+        strides = _strides_around(index, dim)
+    lead, inner = math.prod(shape[:dim]), math.prod(shape[dim + 1:])
+    if strides[2] == 0:  # the same for all columns: whole rows are added
+        if strides[0] == 0:
+            line = index[(0,) * dim][(slice(None),) + (0,) * (index.dim() - dim - 1)]
             return add_lines(self, dim, line, src, 1, flags)
-        index = index[(Ellipsis,) + (0,) * len(inner)] if len(inner) else index
-    rows = self.numel() // columns
+        scatter_by_index(self, inner, index, (lead, index.shape[dim], 1), strides, rows, src.contiguous(), 1, flags)
+    else:
+        scatter_by_index(self, 1, index, (lead, index.shape[dim], inner), strides, rows, src.contiguous(), 1, flags)
+
+
+def _scatter_by_keys(self, dim, index, src, flags):
+    """Of an index that is smaller than self along other dimensions too."""
+    assert_within(index, 0, self.shape[dim])
     keys, step = None, 1
     for d in reversed(range(index.dim())):
         part = index if d == dim else torch.arange(index.shape[d], device=index.device).view((-1,) + (1,) * (index.dim() - 1 - d))
         keys = part * step if keys is None else keys + part * step
-        step *= shape[d]
-    keys = keys.reshape(-1)
-    if index.shape[dim] == 1 and index.dim() == dim + 1:
-        places = None  # one a line, and the lines in order
-        keys = keys.contiguous()
-    else:
-        keys, places = by_destination(keys, rows)
-    scatter_rows(self.view(rows, columns), keys, src.contiguous().view(-1, columns), places, None, 1, flags)
+        step *= self.shape[d]
+    keys, places = by_destination(keys.reshape(-1), self.numel())
+    scatter_rows(self.view(-1, 1), keys, src.contiguous().view(-1, 1), places, None, 1, flags)
 
 
 def takes_scatter(self, dim, index, src):
@@ -224,8 +336,8 @@ def takes_scatter(self, dim, index, src):
 def scatter_(self, dim, index, src, flags=ADD):
     dim %= self.dim()
     index = index.long()
-    assert_within(index, 0, self.shape[dim])
-    src = src[tuple(slice(0, length) for length in index.shape)]
+    if src.shape != index.shape:
+        src = src[tuple(slice(0, length) for length in index.shape)]
     return in_place(self, lambda target: _scatter_line_by_line(target, dim, index, src, flags))
 
 

@@ -121,7 +121,7 @@ def nll_loss2d_backward_out(torchs, grad_output, self, target, weight, reduction
     return into(grad_input, _nll_backward(grad_output, self, target, weight, reduction, ignore_index, total_weight))
 
 
-# ---- Medians: of equal values that which stands first
+# ---- Medians: of equal values that which a stable sort puts into the middle
 
 def _median(self, dim, skip_nan):
     """Values and indices with dim kept."""

@@ -14,6 +14,7 @@ import functools
 import torch
 
 TABLE = {}      # name of an operation with its overload -> our function, called with torch's and its arguments
+DIRECT = {}     # name of an operation -> our function of its arguments for usual ones, or None where it does not take them
 ORIGINALS = {}  # (name, dispatch key) -> torch's own kernel
 _libraries = []  # what is installed lasts as long as these
 _scatter_native = None
@@ -25,6 +26,15 @@ def override(*names):
     def put(function):
         for name in names:
             TABLE[name] = function
+        return function
+
+    return put
+
+
+def direct(name):
+    """A function of an operation's arguments that is asked before that of override()."""
+    def put(function):
+        DIRECT[name] = function
         return function
 
     return put
@@ -79,8 +89,13 @@ def _placed(name, function, kernel, excluded):
     below_autograd = torch._C._AutoDispatchBelowAutograd
     without_autocast = torch._C._ExcludeDispatchKeyGuard
     without_modes = torch._C.DisableTorchFunction
+    usual = DIRECT.get(name)
 
     def call(keys, *arguments, **named):
+        if usual is not None:
+            result = _try_usual(usual, without_modes, arguments, named)
+            if result is not None:
+                return result
         torchs = _Torchs(kernel, keys)
         try:
             # What we are made of is no business of the program's modes, and must not be cast.
@@ -95,6 +110,16 @@ def _placed(name, function, kernel, excluded):
         return kernel.call_boxed(keys, *arguments, **named)
 
     return call
+
+
+def _try_usual(usual, without_modes, arguments, named):
+    try:
+        with without_modes():  # allocates, and calls no other operation that could be recorded or cast
+            return usual(*arguments, **named)
+    except Torn:
+        raise
+    except Exception:  # nothing is written yet
+        return None
 
 
 def _left_to_torch(name, error):
@@ -133,7 +158,7 @@ def install(torch, native):
     if not hasattr(torch.library, "get_kernel"):
         native.limit("deterministic kernels need torch 2.9 or newer: torch's own are used", torch.__version__)
         return
-    from . import kernel_attention, kernel_ctc, kernel_grid, kernel_resize, kernel_sums  # noqa: F401 (fill TABLE)
+    from . import kernel_attention, kernel_ctc, kernel_direct, kernel_grid, kernel_resize, kernel_sums  # noqa: F401 (fill TABLE)
 
     names = list(TABLE)
     if "flash-attention" not in getattr(native, "KNOBS", "").split(","):

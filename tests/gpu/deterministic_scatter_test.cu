@@ -188,6 +188,55 @@ TEST_CASE("scatter on the device: what has no row is left out, and rows without 
   check(Shape{.lengths = kMixed, .columns = 33, .flags = 0, .out_rows = 17});
 }
 
+void check_sort(std::vector<int64_t> index, int64_t rows, uint32_t flags, bool wide_places) {
+  const OnDevice<int64_t> wide(index);
+  const OnDevice<int32_t> narrow(std::vector<int32_t>(index.begin(), index.end()));
+  const int64_t count = static_cast<int64_t>(index.size());
+  const OnDevice<uint32_t> keys(std::vector<uint32_t>(index.size(), 77));
+  const OnDevice<uint32_t> places(std::vector<uint32_t>(index.size(), 77));
+  const OnDevice<int64_t> wider(std::vector<int64_t>(index.size(), 77));
+  const OnDevice<uint8_t> scratch(std::vector<uint8_t>(sort_scratch_bytes(count), 0xa5));
+  SortWork work{};
+  const void* data = flags & scatter::kIndexWide ? static_cast<const void*>(wide.data()) : narrow.data();
+  work.index = {data, {0, 1, 0}, 1, count, 1, rows, -1, flags};
+  work.keys = keys.data();
+  work.places = wide_places ? static_cast<void*>(wider.data()) : places.data();
+  work.scratch = reinterpret_cast<uint32_t*>(scratch.data());
+  work.wide_places = wide_places;
+  REQUIRE(sort_on_device(work, nullptr) == cudaSuccess);
+  REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
+  std::vector<uint32_t> order(index.size());
+  std::iota(order.begin(), order.end(), 0);
+  for (int64_t& i : index) i = i >= 0 && i < rows ? i : rows;
+  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return index[a] < index[b]; });
+  const std::vector<uint32_t> found = keys.read(), where = places.read();
+  const std::vector<int64_t> where_wide = wider.read();
+  size_t wrong = 0;
+  for (size_t i = 0; i < order.size(); ++i) {
+    wrong += found[i] != index[order[i]] || (wide_places ? where_wide[i] : int64_t{where[i]}) != order[i];
+  }
+  CAPTURE(count);
+  CAPTURE(rows);
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("scatter on the device: the sort is the stable one, whatever the index") {
+  std::mt19937_64 random(9);
+  for (const int64_t rows : {1, 2, 7, 1023, 1024, 50000, 1 << 20, 1 << 25, INT32_MAX}) {
+    for (const size_t count : {1, 33, 511, 4096, 4097, 100000, 1 << 20, 3000017}) {
+      if (count > 100000 && rows != 50000 && rows != 7 && rows != 1 << 25) continue;
+      std::vector<int64_t> index(count);
+      const int64_t high = std::min<int64_t>(rows + 2, INT32_MAX);  // some are no rows
+      for (int64_t& i : index) i = std::uniform_int_distribution<int64_t>(-1, high)(random);
+      check_sort(index, rows, scatter::kIndexWide, count % 2 == 0);
+      check_sort(index, rows, 0, true);
+      for (int64_t& i : index) i = std::abs(i) % rows;
+      check_sort(index, rows, scatter::kIndexWide | scatter::kIndexCheck, false);
+      check_sort(std::vector<int64_t>(count, rows - 1), rows, scatter::kIndexWide | scatter::kIndexCheck, false);
+    }
+  }
+}
+
 TEST_CASE("scatter on the device: many short segments, and one long one") {
   std::mt19937 random(5);
   std::vector<int64_t> lengths(30000);

@@ -1,7 +1,7 @@
 """The deterministic kernels of the torch bridge on a GPU: right, equal bit by bit while the GPU is busy with other work, without
 a warning, in CUDA graphs and compiled functions; and how fast.
 
-Usage: torch_kernels.py BUILD [--bench-only | --no-bench] [--json FILE]
+Usage: torch_kernels.py BUILD [--bench-only | --no-bench] [--kinds uniform,zipf,one] [--json FILE]
 Prints `pass|FAIL|skip NAME: ...` for each case, a line `bench torch_kernels ...` for each measurement, a list of operations that
 still warn, and `N passed, N failed, N skipped`. Exit status 0, 1, or 77 where there is no GPU or no torch."""
 import json
@@ -126,7 +126,10 @@ def check_cases(torch, kernels, install):
     import kernel_window_cases  # noqa: F401
 
     dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # of values for one place the last stays, where one thread writes them
     exact = [tensors_of(function(torch.float64)) for _, _, function in kernel_cases.CASES]
+    torch.set_num_threads(threads)
     kernel_cases.DEVICE[0] = "cuda"
     torch.set_default_device("cuda")
     torchs = [[run(function, dtype) for dtype in dtypes] for _, _, function in kernel_cases.CASES]
@@ -209,6 +212,42 @@ def check_large(torch, kernels):
             say("pass" if equal and float(error.max()) <= 1e-30 else "FAIL", f"large_{kind}_{columns}", words)
 
 
+def check_every_way(torch):
+    """Bit by bit the same, whichever way an index comes: the order of additions depends on places and destinations alone."""
+    at, src = torch.randint(300, (20000,), device="cuda"), torch.randn(20000, 24, device="cuda")
+    rows = torch.zeros(300, 24, device="cuda").index_add_(0, at, src)
+    spread = at.unsqueeze(1).expand(-1, 24)
+    ways = {"index_add of 32 bits": torch.zeros(300, 24, device="cuda").index_add_(0, at.int(), src),
+            "scatter_add of a spread index": torch.zeros(300, 24, device="cuda").scatter_add_(0, spread, src),
+            "scatter_add of a full index": torch.zeros(300, 24, device="cuda").scatter_add_(0, spread.contiguous(), src),
+            "scatter_add into more columns": torch.zeros(300, 25, device="cuda").scatter_add_(0, spread, src)[:, :24],
+            "scatter_add of every second": torch.zeros(300, 24, device="cuda").scatter_add_(
+                0, torch.stack([spread, spread], 1).view(-1, 24)[::2], src),
+            "index_put": torch.zeros(300, 24, device="cuda").index_put_((at - 300,), src, accumulate=True),
+            "index_add along columns": torch.zeros(24, 300, device="cuda").index_add_(1, at, src.t()).t(),
+            "embedding": torch.ops.aten.embedding_dense_backward(src, at, 300, -1, False)}
+    wrong = [name for name, way in ways.items() if not torch.equal(rows, way)]
+    say("FAIL" if wrong else "pass", "every_way", "differ: " + ", ".join(wrong) if wrong else f"{len(ways)} ways, the same bits")
+    padded = torch.ops.aten.embedding_dense_backward(src, at, 300, 7, False)
+    good = not padded[7].any() and torch.equal(padded[8:], rows[8:]) and torch.equal(padded[:7], rows[:7])
+    say("pass" if good else "FAIL", "padding", "a row without a gradient, the others as before")
+
+
+def check_out_of_range():
+    """An error of the device, as torch's own kernels report it: in programs of their own, as the context is lost."""
+    import subprocess
+
+    program = ("import torch; out, src = torch.zeros(5, 8, device='cuda'), torch.ones(3, 8, device='cuda');"
+               "at = torch.tensor([1, %s, 2], device='cuda'); %s; torch.cuda.synchronize(); print('no error')")
+    calls = {"index_add_": "out.index_add_(0, at, src)", "index_put_": "out.index_put_((at,), src, accumulate=True)"}
+    for name, call in calls.items():
+        environment = dict(os.environ, FORKPOINT_DETERMINISTIC="torch-kernels", FORKPOINT_RUN=tempfile.mkdtemp() + "/run")
+        done = subprocess.run([sys.executable, "-c", program % (5 if name != "index_put_" else -6, call)],
+                              capture_output=True, text=True, env=environment)
+        good = done.returncode != 0 and "device-side assert" in done.stderr and "index out of range" in done.stdout + done.stderr
+        say("pass" if good else "FAIL", "out_of_range_" + name, (done.stderr.strip().splitlines() or ["no error"])[-1][:100])
+
+
 def check_shift(torch):
     """A destination's sum does not depend on what else is added."""
     src = torch.randn(70000, 96, device="cuda")
@@ -221,6 +260,19 @@ def check_shift(torch):
 
 
 # ---- Graphs, compiled functions, attention
+
+def check_medians(torch):
+    """Torch does not say which of equal values' indices comes: here always that which a stable sort puts into the middle."""
+    busy, good = Busy(torch), True
+    for dtype in (torch.bfloat16, torch.float32, torch.int64):
+        self = torch.randint(4, (5000, 31), device="cuda").to(dtype)
+        for rounds in (0, 5, 30):
+            busy.start(rounds)
+            found, places = self.median(1)
+            good = good and torch.equal(self.gather(1, places.unsqueeze(1)).squeeze(1), found)
+            good = good and torch.equal(places, self.cpu().sort(dim=1, stable=True).indices[:, 15].cuda())
+    say("pass" if good else "FAIL", "medians_of_equal_values", "the index that a stable sort puts into the middle")
+
 
 def check_graph(torch):
     index, src = torch.randint(40, (3000,), device="cuda"), torch.randn(3000, 64, device="cuda")
@@ -322,14 +374,16 @@ def main():
         kernels.install(torch, Native())
     else:
         check_cases(torch, kernels, lambda: kernels.install(torch, Native()))
-        for check in (lambda: check_large(torch, kernels), lambda: check_shift(torch), lambda: check_graph(torch),
+        for check in (lambda: check_large(torch, kernels), lambda: check_shift(torch), lambda: check_medians(torch),
+                      lambda: check_every_way(torch), check_out_of_range, lambda: check_graph(torch),
                       lambda: check_compiled(torch), lambda: check_attention(torch)):
             try:
                 check()
             except Exception as error:  # the others are still worth running
                 say("FAIL", "a_check", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
     if "--no-bench" not in arguments:
-        found = bench(torch, say)
+        kinds = arguments[arguments.index("--kinds") + 1] if "--kinds" in arguments else "uniform,zipf,one"
+        found = bench(torch, say, kinds.split(","))
     if "--json" in arguments:
         pathlib.Path(arguments[arguments.index("--json") + 1]).write_text(json.dumps(found, indent=1))
     print(f"{COUNTS['pass']} passed, {COUNTS['FAIL']} failed, {COUNTS['skip']} skipped")

@@ -143,6 +143,29 @@ def scatter_add_of_a_spread_index(dtype):
 
 
 @case("scatter_add_")
+def scatter_add_of_whole_rows(dtype):
+    index = numbers(7, 300).view(-1, 1, 1).expand(-1, 6, 5)
+    return values(dtype, 7, 6, 5).scatter_add_(0, index, values(dtype, 300, 6, 5))
+
+
+@case("scatter_add_")
+def scatter_add_of_elements(dtype):
+    return values(dtype, 7, 6, 5).scatter_add_(0, numbers(7, 300, 6, 5), values(dtype, 300, 6, 5))
+
+
+@case("scatter_add_")
+def scatter_add_of_parts_of_rows(dtype):
+    index = numbers(7, 300, 6).unsqueeze(2).expand(-1, -1, 5)
+    return values(dtype, 7, 6, 5).scatter_add_(0, index, values(dtype, 300, 6, 5))
+
+
+@case("index_add_")
+def index_add_of_a_row_that_is_its_own(dtype):
+    self = values(dtype, 6, 5)
+    return self.index_add_(0, numbers(6, 6), self.clone()), self[:3].index_add_(0, numbers(3, 3), self[3:].clone())
+
+
+@case("scatter_add_")
 def scatter_add_of_an_index_spread_over_columns(dtype):
     index = numbers(7, 4, 300).unsqueeze(2).expand(-1, -1, 6)
     return values(dtype, 4, 7, 6).scatter_add_(1, index, values(dtype, 4, 300, 6))
@@ -365,7 +388,7 @@ def median_values(dtype):
 
 @case("median.dim_values")
 def median_indices(dtype):
-    self = (torch.arange(7 * 9) * 5 % (7 * 9)).view(7, 9).to(dtype) if dtype != torch.bfloat16 else torch.arange(63.).view(7, 9)
+    self = (torch.arange(7 * 9) * 5 % (7 * 9)).view(7, 9).to(dtype)  # no two are equal, in any dtype
     return self.median(1).indices, self.median(0).indices, numbers(1000, 1, 5)[0].median(0).values
 
 

@@ -68,7 +68,8 @@ def unpool(count):
     def run(dtype):
         self = values(dtype, *shape)
         size = tuple(2 * n for n in shape[2:])
-        places = numbers(torch.Size(size).numel() // 6, *shape)  # several to one place: the last stays
+        # Several to one place: the last stays. Torch's CPU kernel keeps that on one thread alone.
+        places = numbers(torch.Size(size).numel() // 6, *shape)
         if count == 2:
             return aten.max_unpool2d(self, places, size)
         return aten.max_unpool3d(self, places, size, (2, 2, 2), (0, 0, 0))

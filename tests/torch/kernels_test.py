@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 import kernel_window_cases  # noqa: F401 (adds to CASES)
 from bridge_driver import BUILD, run as run_program
+from emulated_scatter import STREAM, Emulated
 from kernel_cases import CASES
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2] / "probes" / "torch"
@@ -78,9 +79,27 @@ class Counted:
     """How often each operation came to us, and how often we sent it on to torch's kernel."""
 
     def __init__(self, kernels):
-        self.came, self.sent_on = {}, {}
+        self.came, self.sent_on, self.direct = {}, {}, {}
         for name, function in list(kernels.TABLE.items()):
             kernels.TABLE[name] = self.counting(name, function)
+        for name, function in list(kernels.DIRECT.items()):
+            kernels.DIRECT[name] = self.counting_direct(name, function)
+
+    def counting_direct(self, name, function):
+        def call(*arguments, **named):
+            try:
+                result = function(*arguments, **named)
+            except IndexError:  # out of range: on a GPU an assertion
+                raise
+            except Exception as error:  # the bridge takes the long way then
+                FAULTS.append(f"{name}: {type(error).__name__}: {error}")
+                raise
+            if result is not None:
+                self.came[name] = self.came.get(name, 0) + 1
+                self.direct[name] = self.direct.get(name, 0) + 1
+            return result
+
+        return call
 
     def counting(self, name, function):
         def call(torchs, *arguments, **named):
@@ -229,15 +248,8 @@ def the_knob_installs_them():
         assert done.stdout.splitlines() == [f"{n} {where}" for n, where in zip(names, expected)] + ["2.0"], (knobs, done.stdout)
 
 
-def main():
-    torch.manual_seed(0)
-    expected = [[run(function, dtype) for dtype in FLOATS] for _, _, function in CASES]
-    kernels = bridge_kernels()
-    counted = Counted(kernels)
-    watch_what_the_kernels_are_handed()
-    missing = set(kernels.put_in_place(list(kernels.TABLE), "CPU"))
-    attention = {name for name in kernels.TABLE if "attention" in name}
-    assert missing <= attention, missing
+def try_cases(counted, expected):
+    """(operations that cases reached, failures)"""
     tested, failures = set(), []
     for (operation, name, function), torchs in zip(CASES, expected):
         for dtype, theirs in zip(FLOATS, torchs):
@@ -253,8 +265,107 @@ def main():
                     tested.add(operation)
             except Exception as error:
                 failures.append(f"{name} in {dtype}: {type(error).__name__}: {str(error).splitlines()[0]}")
+    return tested, failures
+
+
+def emulate_the_probes_kernels(kernels):
+    from _forkpoint_bridge import kernel_scatter
+
+    native = Emulated(kernel_scatter._scatter_by_torch)
+    kernel_scatter.native_devices.add("cpu")
+    kernel_scatter._current_stream = lambda device: STREAM
+    kernels._scatter_native = native
+    return native
+
+
+def indices_that_are_seen_otherwise(kernels, native):
+    """What the probe is asked for, by the strides that an index comes with; and the result is right each time."""
+    def asked(function):
+        before = dict(native.calls)
+        ours = function(torch.float32)
+        made = {name: calls - before[name] for name, calls in native.calls.items() if calls != before[name]}
+        kernels._scatter_native = None
+        right = function(torch.float64)
+        kernels._scatter_native = native
+        assert torch.allclose(ours.double(), right, rtol=1e-5, atol=1e-5)
+        return made
+
+    src, block, smaller = torch.randn(4, 50, 3), torch.randint(6, (4, 50)), torch.randint(6, (4, 50, 3))
+    for words, index in (("spread over all but the line", block[0].view(1, 50, 1).expand(4, 50, 3)),
+                         ("spread over columns", block.unsqueeze(2).expand(4, 50, 3)),
+                         ("spread over blocks", torch.randint(6, (50, 3)).expand(4, 50, 3)),
+                         ("full", torch.randint(6, (4, 50, 3))),
+                         ("turned", torch.randint(6, (3, 50, 4)).permute(2, 1, 0)),
+                         ("every second", torch.randint(6, (4, 100, 3))[:, ::2])):
+        made = asked(lambda dtype: torch.zeros(4, 6, 3, dtype=dtype).scatter_add_(1, index, src.to(dtype)))
+        assert made == {"scatter_by_index": 1}, (words, made)
+    made = asked(lambda dtype: torch.zeros(4, 7, 5, dtype=dtype).scatter_add_(1, smaller, src.to(dtype)))
+    assert made == {"sort_by_index": 1, "scatter": 1}, made
+    # Of an index that is spread over fewer columns than there are. (Torch's CPU kernel is wrong there.)
+    line, rows, right = torch.randint(6, (300,)), torch.randn(300, 6, 4), torch.zeros(7, 6, 5)
+    right[:, :, :4] = torch.zeros(7, 6, 4).index_add_(0, line, rows)
+    ours = torch.zeros(7, 6, 5).scatter_add_(0, line.view(-1, 1, 1).expand(-1, 6, 4), rows)
+    assert torch.allclose(ours, right, rtol=1e-5, atol=1e-5)
+    from _forkpoint_bridge import kernel_scatter
+
+    kept, kernel_scatter.MOST_OF_OUR_SORT = kernel_scatter.MOST_OF_OUR_SORT, 100
+    made = asked(lambda dtype: torch.zeros(4, 6, 3, dtype=dtype).scatter_add_(1, smaller, src.to(dtype)))
+    assert made == {"scatter": 1}, made  # sorted by torch
+    kernel_scatter.MOST_OF_OUR_SORT = kept
+    many = torch.randint(6, (3000,))  # of which a line is sorted, and that repeated
+    made = asked(lambda dtype: torch.zeros(30, 6, dtype=dtype).index_add_(1, many, torch.ones(30, 3000, dtype=dtype)))
+    assert made == {"sort_by_index": 1, "scatter": 1}, made
+
+
+def cudnns_gradient_of_a_grid(kernels):
+    """Of torch's, which is on CUDA alone, the arguments come in another order."""
+    self, grid = torch.randn(2, 3, 6, 7, dtype=torch.float64), torch.randn(2, 5, 9, 2, dtype=torch.float64)
+    grad = torch.randn(2, 3, 5, 9, dtype=torch.float64)
+
+    def not_torchs(*_):
+        raise AssertionError("left to torch's kernel")
+
+    ours = kernels.TABLE["cudnn_grid_sampler_backward"](not_torchs, self, grid, grad)
+    kernel = kernels.ORIGINALS["grid_sampler_2d_backward", "CPU"]
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+    for own, right in zip(ours, kernel.call_boxed(keys, grad, self, grid, 0, 0, True, [True, True])):
+        assert torch.allclose(own, right, rtol=1e-12, atol=1e-12)
+
+
+def medians_of_equal_values():
+    """Torch does not say which of equal values' indices comes: here that which a stable sort puts into the middle."""
+    for dtype in (torch.bfloat16, torch.float32, torch.int64):
+        self = torch.randint(4, (50, 31)).to(dtype)
+        for function in (torch.median, torch.nanmedian):
+            found, places = function(self, 1)
+            assert torch.equal(self.gather(1, places.unsqueeze(1)).squeeze(1), found)
+            assert torch.equal(places, self.sort(dim=1, stable=True).indices[:, 15]), dtype
+
+
+def main():
+    torch.manual_seed(0)
+    torch.set_num_threads(1)  # torch's max_unpool writes places that are named several times in the order of its threads
+    expected = [[run(function, dtype) for dtype in FLOATS] for _, _, function in CASES]
+    kernels = bridge_kernels()
+    counted = Counted(kernels)
+    watch_what_the_kernels_are_handed()
+    missing = set(kernels.put_in_place(list(kernels.TABLE), "CPU"))
+    attention = {name for name in kernels.TABLE if "attention" in name or "cudnn" in name}
+    assert missing <= attention, missing
+    tested, failures = try_cases(counted, expected)
+    native = emulate_the_probes_kernels(kernels)
+    again, more = try_cases(counted, expected)
+    failures += [f"with the kernels emulated: {words}" for words in more]
     assert not FAULTS, FAULTS[:5]
     assert not failures, f"{len(failures)} failures:\n" + "\n".join(failures)
+    assert again == tested and all(native.calls.values()), native.calls
+    assert not native.said, native.said
+    assert set(counted.direct) == set(kernels.DIRECT), counted.direct
+    indices_that_are_seen_otherwise(kernels, native)
+    refusals(kernels)
+    kernels._scatter_native = None
+    cudnns_gradient_of_a_grid(kernels)
+    medians_of_equal_values()
     refusals(kernels)
     gradients_are_right()
     our_failures_are_not_the_programs(kernels)
