@@ -3,7 +3,7 @@
 //
 // Two sets of lines in turn are enough: a rank that is in call k has heard from every rank in call k-1, so all of them
 // have left call k-2, whose lines it writes now. A block's lines and its count of calls are its own, whatever the size
-// of a call.
+// of a call. A thread has a few lines on their way at once.
 //
 // A line that no call reached for long still bears an old number. Numbers are told apart for 2 * kLinePeriod calls, and
 // each kLinePeriod calls a rank clears its own lines: those of the other parity, which nobody writes before he has
@@ -18,6 +18,7 @@ template <typename Machine, typename A, bool kTree>
 class LineBlock {
  public:
   using Value = typename A::Value;
+  static constexpr int kAtOnce = kTree ? 1 : 2;
 
   FORKPOINT_HD LineBlock(Machine& machine, const CollectiveParams& call, uint32_t block)
       : machine_(machine), call_(call), block_(block), own_(call.staging[call.rank]) {
@@ -28,39 +29,55 @@ class LineBlock {
       memcpy(&factor_, &call.factor, sizeof(factor_));
   }
 
-  // share: of all threads of the block.
-  FORKPOINT_HD void work(Share share) {
+  // share: of all threads of the block. false: told to end.
+  FORKPOINT_HD bool work(Share share) {
     if ((number_ & (Machine::kLinePeriod - 1)) < 2) clear_other_lines(share);
-    for (uint32_t index = share.first; index < kBlockThreads; index += share.step) {
-      const uint64_t offset = uint64_t{block_} * kBlockLineData + index * kLineData;
-      if (offset >= call_.part_bytes) return;
-      const uint64_t left = call_.part_bytes - offset;
-      const uint32_t bytes = left < kLineData ? static_cast<uint32_t>(left) : kLineData;
-      push(index, offset, bytes);
-      if (!add(index, offset, bytes)) return;
+    const uint64_t begin = uint64_t{block_} * call_.chunk_bytes;
+    if (begin >= call_.part_bytes) return true;
+    const uint64_t left = call_.part_bytes - begin;
+    run_bytes_ = left < call_.chunk_bytes ? static_cast<uint32_t>(left) : call_.chunk_bytes;
+    begin_ = begin;
+    const uint32_t lines = (run_bytes_ + kLineData - 1) / kLineData;
+    for (uint32_t first = share.first; first < lines; first += kAtOnce * share.step) {
+      Vector own[kAtOnce];
+      push(first, share.step, lines, own);
+      if (!add(first, share.step, lines, own)) return false;
     }
+    return true;
   }
 
   // Once all threads are through, by one.
-  FORKPOINT_HD void advance_calls() { *reinterpret_cast<uint64_t*>(own_ + call_.shape.calls_done(block_)) = number_; }
+  FORKPOINT_HD void advance() { *reinterpret_cast<uint64_t*>(own_ + call_.shape.calls_done(block_)) = number_; }
 
  private:
   // Never 0, which is what a cleared line bears.
   FORKPOINT_HD uint32_t mark() const {
     return static_cast<uint32_t>(number_ & (2 * Machine::kLinePeriod - 1)) | 0x80000000u;
   }
+  // Of `of`, where `from` writes it.
+  FORKPOINT_HD char* line(uint32_t of, uint32_t from, uint64_t parity, uint32_t index) const {
+    return call_.staging[of] +
+           call_.shape.line(block_, static_cast<uint32_t>(parity), StagingShape::other(of, from), index);
+  }
   FORKPOINT_HD void clear_other_lines(Share share) {
-    for (uint32_t rank = 0; rank < call_.shape.ranks; ++rank) {
-      for (uint32_t index = share.first; index < kBlockThreads; index += share.step) {
-        Machine::store_line(own_ + call_.shape.line(block_, ~number_ & 1, rank, index), 0, 0, 0);
+    for (uint32_t other = 0; other < call_.shape.others(); ++other) {
+      for (uint32_t index = share.first; index < call_.shape.block_lines(); index += share.step) {
+        Machine::store_line(own_ + call_.shape.line(block_, ~number_ & 1, other, index), 0, 0, 0);
       }
     }
-    machine_.barrier();
+    Machine::settle();
+    machine_.meet();
   }
 
-  FORKPOINT_HD Vector own_input(uint32_t part, uint64_t offset, uint32_t bytes) {
+  FORKPOINT_HD uint32_t bytes_of(uint32_t index) const {
+    const uint32_t left = run_bytes_ - index * kLineData;
+    return left < kLineData ? left : kLineData;
+  }
+  // What this rank has for `part`, which only a reduce_scatter tells apart.
+  FORKPOINT_HD Vector own_input(uint32_t part, uint32_t index) const {
     const bool parts = call_.kind == Kind::reduce_scatter;
-    const InputRun run(call_.in + (parts ? part * call_.part_bytes : 0) + offset, bytes);
+    const uint32_t bytes = bytes_of(index);
+    const InputRun run(call_.in + (parts ? part * call_.part_bytes : 0) + begin_ + index * kLineData, bytes);
     if (bytes == kLineData && run.grain >= kLineData) {
       const uint64_t word = load_word(run.data);
       return {{static_cast<uint32_t>(word), static_cast<uint32_t>(word >> 32), 0, 0}};
@@ -71,44 +88,77 @@ class LineBlock {
   }
 
   // To every rank, in a reduce too: what a rank hears tells it that the others have left the call before the last.
-  FORKPOINT_HD void push(uint32_t index, uint64_t offset, uint32_t bytes) {
-    const uint64_t line = call_.shape.line(block_, number_ & 1, call_.rank, index);
-    Vector data = own_input(0, offset, bytes);
+  // own: what it keeps for itself.
+  FORKPOINT_HD void push(uint32_t first, uint32_t step, uint32_t lines, Vector (&own)[kAtOnce]) {
+    load_lines(call_.rank, first, step, lines, own);
     for (uint32_t distance = 1; distance < call_.shape.ranks; ++distance) {
       const uint32_t rank = (call_.rank + distance) % call_.shape.ranks;
-      if (call_.kind == Kind::reduce_scatter) data = own_input(rank, offset, bytes);
-      Machine::store_line(call_.staging[rank] + line, data.word[0], data.word[1], mark());
+      if (call_.kind == Kind::reduce_scatter) {
+        Vector theirs[kAtOnce];
+        load_lines(rank, first, step, lines, theirs);
+        push_to(rank, first, step, lines, theirs);
+      } else {
+        push_to(rank, first, step, lines, own);
+      }
+    }
+  }
+  FORKPOINT_HD void load_lines(uint32_t part, uint32_t first, uint32_t step, uint32_t lines,
+                               Vector (&data)[kAtOnce]) const {
+    FORKPOINT_UNROLL
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first + i * step < lines) data[i] = own_input(part, first + i * step);
+    }
+  }
+  FORKPOINT_HD void push_to(uint32_t rank, uint32_t first, uint32_t step, uint32_t lines,
+                            const Vector (&data)[kAtOnce]) const {
+    FORKPOINT_UNROLL
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first + i * step >= lines) continue;
+      Machine::store_line(line(rank, call_.rank, number_ & 1, first + i * step), data[i].word[0], data[i].word[1],
+                          mark());
     }
   }
 
-  FORKPOINT_HD bool add(uint32_t index, uint64_t offset, uint32_t bytes) {
-    RankSum<A, kLineData, kTree> sum;
+  FORKPOINT_HD bool add(uint32_t first, uint32_t step, uint32_t lines, const Vector (&own)[kAtOnce]) {
+    RankSum<A, kLineData, kTree> sums[kAtOnce];
     for (uint32_t rank = 0; rank < call_.shape.ranks; ++rank) {
-      Vector vector = {};
-      if (rank == call_.rank)
-        vector = own_input(rank, offset, bytes);
-      else if (!take_line(own_ + call_.shape.line(block_, number_ & 1, rank, index), &vector))
-        return false;
-      sum.take(call_.op, factor_, rank, vector);
+      Vector vectors[kAtOnce] = {};
+      if (rank != call_.rank && !take_lines(rank, first, step, lines, vectors)) return false;
+      FORKPOINT_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) sums[i].take(call_.op, factor_, rank, rank == call_.rank ? own[i] : vectors[i]);
     }
     if (!is_owner(call_, call_.rank)) return true;
-    const Vector result = sum.finish(call_.op, call_.shape.ranks);
-    const OutputRun run(call_.out + offset, bytes);
-    if (bytes == kLineData && run.grain >= kLineData) {
-      store_word(run.data, result.word[0] | uint64_t{result.word[1]} << 32);
-      return true;
+    FORKPOINT_UNROLL
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first + i * step < lines) give(first + i * step, sums[i].finish(call_.op, call_.shape.ranks));
     }
-    const Vector apart = result;  // in memory, where it is needed
-    copy_by_grain(run.data, reinterpret_cast<const char*>(&apart), bytes, run.grain);
     return true;
   }
 
-  FORKPOINT_HD bool take_line(const char* line, Vector* vector) {
-    const uint32_t wanted = mark();
-    while (!Machine::load_line(line, wanted, &vector->word[0], &vector->word[1])) {
+  FORKPOINT_HD void give(uint32_t index, const Vector& result) const {
+    const uint32_t bytes = bytes_of(index);
+    const OutputRun run(call_.out + begin_ + index * kLineData, bytes);
+    if (bytes == kLineData && run.grain >= kLineData)
+      return store_word(run.data, result.word[0] | uint64_t{result.word[1]} << 32);
+    const Vector apart = result;  // in memory, where it is needed
+    copy_by_grain(run.data, reinterpret_cast<const char*>(&apart), bytes, run.grain);
+  }
+
+  // All of them are asked for before the first is waited for.
+  FORKPOINT_HD bool take_lines(uint32_t rank, uint32_t first, uint32_t step, uint32_t lines,
+                               Vector (&vectors)[kAtOnce]) {
+    for (;;) {
+      bool all = true;
+      FORKPOINT_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (first + i * step >= lines) continue;
+        const bool there = Machine::load_line(line(call_.rank, rank, number_ & 1, first + i * step), mark(),
+                                              &vectors[i].word[0], &vectors[i].word[1]);
+        all = all && there;
+      }
+      if (all) return true;
       if (!machine_.still_waiting()) return false;
     }
-    return true;
   }
 
   Machine& machine_;
@@ -116,6 +166,8 @@ class LineBlock {
   const uint32_t block_;
   char* const own_;
   uint64_t number_ = 0;
+  uint64_t begin_ = 0;  // of the block's data in a part
+  uint32_t run_bytes_ = 0;
   Value factor_;
 };
 

@@ -6,20 +6,15 @@
 
 namespace forkpoint::collective {
 
-// Of the 16 warps of a block. What a rank pushes, adds and copies out are equal shares for two ranks; a copy keeps more
-// bytes on their way than an addition.
-__device__ constexpr Roles device_roles() { return {5, 5, 4}; }
-static_assert(device_roles().count() == kBlockThreads / 32);
-
 class DeviceMachine {
  public:
   static constexpr uint64_t kLinePeriod = 1ull << 30;
 
   __device__ DeviceMachine(const uint32_t* abort) : abort_(abort) {}
 
-  __device__ static Share share(uint32_t first_worker, uint32_t workers) {
-    return {first_worker * 32 + threadIdx.x % 32, workers * 32};
-  }
+  __device__ static Share share() { return {threadIdx.x, kBlockThreads}; }
+  __device__ static Share team() { return {threadIdx.x % 32, 32}; }
+  __device__ static bool is_signaller() { return threadIdx.x < 32; }
 
   // Past L1, which sees nothing of what other devices write; and nothing here is read twice.
   __device__ static Vector load_staging(const char* from) {
@@ -31,23 +26,7 @@ class DeviceMachine {
   }
   __device__ static void store_program(char* to, const Vector& vector) { store_staging(to, vector); }
 
-  __device__ void publish(uint32_t* progress, uint32_t count) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-      asm volatile("st.release.cta.u32 [%0], %1;" ::"l"(progress), "r"(count) : "memory");
-    }
-  }
-  __device__ bool await_progress(const uint32_t* progress, uint32_t workers, uint32_t count) {
-    const uint32_t lane = threadIdx.x % 32;  // REQUIRES: a lane a worker
-    for (;;) {
-      uint32_t there = count;
-      if (lane < workers) asm volatile("ld.acquire.cta.u32 %0, [%1];" : "=r"(there) : "l"(progress + lane) : "memory");
-      if (__all_sync(~0u, there >= count)) break;
-      if (!keep_waiting()) return false;
-    }
-    __syncwarp();
-    return true;
-  }
+  __device__ static void meet() { __syncthreads(); }
 
   // One fence for all lanes' stores: the warp waits until the block's writes have arrived wherever they went.
   __device__ void signal(char* address, uint64_t value) {
@@ -84,10 +63,7 @@ class DeviceMachine {
     return first == mark && second == mark;
   }
   __device__ bool still_waiting() { return (++spins_ & 0xfff) != 0 || !is_aborted(); }
-  __device__ static void barrier() {
-    __threadfence_system();
-    __syncthreads();
-  }
+  __device__ static void settle() { __threadfence_system(); }
 
  private:
   __device__ static Vector as_vector(uint4 v) { return {{v.x, v.y, v.z, v.w}}; }

@@ -130,7 +130,7 @@ FORKPOINT_HD inline void each_vector(Share share, uint32_t run_bytes, Load load,
 }
 
 // Apart from the kernels, which all move bytes alike.
-inline constexpr int kCopyAtOnce = 8;
+inline constexpr int kCopyAtOnce = 4;
 template <typename Machine>
 FORKPOINT_HD FORKPOINT_APART void copy_to_staging(Share share, InputRun from, char* to) {
   each_vector<kCopyAtOnce>(

@@ -81,25 +81,34 @@ void set_operation(const CollectiveSpec& spec, uint32_t ranks, CollectiveParams*
 }
 
 bool is_sound(const StagingShape& shape) {
-  const bool slots = shape.slots >= 2 && (shape.slots & (shape.slots - 1)) == 0;
+  const bool slots = shape.slots >= 4 && (shape.slots & (shape.slots - 1)) == 0;
   return shape.ranks >= 1 && shape.ranks <= kMostRanks && shape.blocks >= 1 && shape.blocks <= kMostBlocks && slots &&
          shape.room() >= 128;
 }
 
 bool fits_lines(const CollectiveParams& call, const CollectiveTuning& tuning) {
   const uint64_t others = call.shape.ranks - 1;
-  return call.part_bytes <= uint64_t{call.shape.line_blocks()} * kBlockLineData &&
+  return call.part_bytes <= uint64_t{call.shape.line_blocks()} * call.shape.block_lines() * kLineData &&
          call.part_bytes * others <= tuning.low_latency_bytes && tuning.low_latency_bytes > 0;
 }
 
+// To a block as few lines as all blocks let it have: one a thread, if that is enough.
+void cut_lines(CollectiveParams* call) {
+  constexpr uint64_t kRound = uint64_t{kBlockThreads} * kLineData;
+  const uint64_t blocks = call->shape.line_blocks();
+  call->chunk_bytes = static_cast<uint32_t>(((call->part_bytes + blocks - 1) / blocks + kRound - 1) / kRound * kRound);
+  call->blocks = static_cast<uint32_t>((call->part_bytes + call->chunk_bytes - 1) / call->chunk_bytes);
+}
+
 void cut(const CollectiveTuning& tuning, CollectiveParams* call) {
-  const uint64_t chunks = uint64_t{call->shape.blocks} * std::max(tuning.chunks, 1u) *
-                          (call->kind == Kind::all_reduce ? call->shape.ranks : 1);
+  const uint64_t chunks =
+      uint64_t{call->shape.blocks} * std::max(tuning.chunks, 1u) * (is_split(*call) ? call->shape.ranks : 1);
   const uint64_t wanted = (call->part_bytes + chunks - 1) / chunks;
   const uint64_t room = call->shape.room();
   const uint64_t least = std::clamp<uint64_t>(tuning.least_chunk_bytes, 128, room);
   call->chunk_bytes = static_cast<uint32_t>(std::clamp((wanted + 127) / 128 * 128, (least + 127) / 128 * 128, room));
   call->blocks = static_cast<uint32_t>(std::min<uint64_t>(call->shape.blocks, tile_count(*call)));
+  call->lag = std::clamp(tuning.lag, 1u, call->shape.most_lag());
 }
 
 }  // namespace
@@ -122,6 +131,13 @@ const char* const kCollectiveKernelNames[kCollectiveKernelCount] = {"forkpoint_c
                                                                     FORKPOINT_NAMES(f16_wide),
                                                                     FORKPOINT_NAMES(bf16_wide)};
 
+StagingShape staging_for(uint32_t ranks) {
+  StagingShape shape;
+  shape.ranks = ranks;
+  if (ranks > 2) shape.blocks = kMostBlocks / 2;  // each moves more of them in a step
+  return shape;
+}
+
 bool has_collective(DType dtype, bool tree) {
   const int index = index_of(dtype);
   return index >= 0 && !(tree && index >= kFirstFloat && index < kFirstWithTree);
@@ -142,11 +158,12 @@ bool plan_collective(const CollectiveSpec& spec, const CollectivePlace& place, C
   params.part_bytes = spec.count * static_cast<uint64_t>(size_bytes(spec.dtype));
   params.abort = place.abort;
   std::copy_n(reinterpret_cast<char* const*>(place.staging), place.shape.ranks, params.staging);
+  params.all_own = spec.kind == Kind::all_reduce && place.shape.ranks <= std::max(tuning.all_own_ranks, 2u);
   set_operation(spec, place.shape.ranks, &params);
   if (spec.count == 0) return true;
   if (fits_lines(params, tuning)) {
     params.protocol = Protocol::low_latency;
-    params.blocks = static_cast<uint32_t>((params.part_bytes + kBlockLineData - 1) / kBlockLineData);
+    cut_lines(&params);
   } else {
     cut(tuning, &params);
   }

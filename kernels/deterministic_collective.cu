@@ -3,34 +3,31 @@
 
 namespace forkpoint::collective {
 
-template <DType kType, bool kWide, bool kTree>
-__device__ void run(const CollectiveParams& call, uint32_t* progress) {
-  using A = Arithmetic<kType, kWide>;
-  if (threadIdx.x < device_roles().count()) progress[threadIdx.x] = 0;
+template <typename Work>
+__device__ void run_block(Work work) {
+  if (!work.work(DeviceMachine::share())) return;
   __syncthreads();
+  if (threadIdx.x == 0) work.advance();
+}
+
+template <DType kType, bool kWide, bool kTree>
+__device__ void run(const CollectiveParams& call) {
+  using A = Arithmetic<kType, kWide>;
   DeviceMachine machine(call.abort);
-  if (call.protocol == Protocol::local) {
+  if (call.protocol == Protocol::local)
     add_local<DeviceMachine, A, kTree>(call, {blockIdx.x * kBlockThreads + threadIdx.x, gridDim.x * kBlockThreads});
-  } else if (call.protocol == Protocol::low_latency) {
-    LineBlock<DeviceMachine, A, kTree> block(machine, call, blockIdx.x);
-    block.work({threadIdx.x, kBlockThreads});
-    __syncthreads();
-    if (threadIdx.x == 0) block.advance_calls();
-  } else {
-    Block<DeviceMachine, A, kTree> block(machine, call, device_roles(), blockIdx.x, progress);
-    block.work(threadIdx.x / 32);
-    __syncthreads();
-    if (threadIdx.x == 0) block.advance_chunks();
-  }
+  else if (call.protocol == Protocol::low_latency)
+    run_block(LineBlock<DeviceMachine, A, kTree>(machine, call, blockIdx.x));
+  else
+    run_block(Block<DeviceMachine, A, kTree>(machine, call, blockIdx.x));
 }
 
 }  // namespace forkpoint::collective
 
 #define FORKPOINT_COLLECTIVE_KERNEL(name, type, wide, tree)                             \
-  extern "C" __global__ void __launch_bounds__(forkpoint::collective::kBlockThreads, 1) \
+  extern "C" __global__ void __launch_bounds__(forkpoint::collective::kBlockThreads, 2) \
       name(const __grid_constant__ forkpoint::collective::CollectiveParams call) {      \
-    __shared__ uint32_t progress[forkpoint::collective::kBlockThreads / 32];            \
-    forkpoint::collective::run<forkpoint::DType::type, wide, tree>(call, progress);     \
+    forkpoint::collective::run<forkpoint::DType::type, wide, tree>(call);               \
   }
 #define FORKPOINT_COLLECTIVE_KERNELS(type, wide, name)                        \
   FORKPOINT_COLLECTIVE_KERNEL(forkpoint_collective_##name, type, wide, false) \

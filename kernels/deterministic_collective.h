@@ -4,7 +4,7 @@
 //
 // Without any CUDA header: the planner fills a CollectiveLaunch, and whoever has a CUDA API launches it:
 //
-//   StagingShape shape{.ranks = n};      // the same on all ranks
+//   StagingShape shape = staging_for(n);  // the same on all ranks
 //   ... each rank allocates shape.total_bytes() on its device, zeroes them, and maps those of the others;
 //   ... each rank knows that all have done so, before the first launch
 //   CollectiveLaunch launch;
@@ -48,9 +48,11 @@ struct CollectivePlace {
 
 // Equal on all ranks. Moves the work about; no result depends on it.
 struct CollectiveTuning {
-  uint32_t low_latency_bytes = 256 << 10;  // most that a rank pushes in the low-latency protocol; 0: never
-  uint32_t chunks = 4;                     // that each block is to have at least of each owner ...
-  uint32_t least_chunk_bytes = 4 << 10;    // ... if they do not get smaller than this
+  uint32_t low_latency_bytes = 512 << 10;  // most that a rank pushes in the low-latency protocol; 0: never
+  uint32_t chunks = 2;                     // that each block is to have at least of each owner ...
+  uint32_t least_chunk_bytes = 16 << 10;   // ... if they do not get smaller than this
+  uint32_t lag = 1;                        // CollectiveParams::lag
+  uint32_t all_own_ranks = 2;              // up to how many ranks each adds up all of an all_reduce; at least 2
 };
 
 struct CollectiveLaunch {
@@ -67,10 +69,12 @@ struct CollectiveLaunch {
 inline constexpr int kCollectiveKernelCount = 22;
 extern const char* const kCollectiveKernelNames[kCollectiveKernelCount];
 
+// 18 MB for two ranks, some 40 MB for many.
+StagingShape staging_for(uint32_t ranks);
 // Is there a kernel for it? All types that NCCL has, with every op; as a tree not the 8-bit floats.
 bool has_collective(DType dtype, bool tree = false);
 // false: has_collective says no, or the shape is none (ranks 1 to kMostRanks, blocks up to kMostBlocks, slots a power
-// of two).
+// of two, at least 4).
 bool plan_collective(const CollectiveSpec& spec, const CollectivePlace& place, CollectiveLaunch* launch,
                      const CollectiveTuning& tuning = {});
 // Adds up what lies on this device already: inputs[rank] each with spec.count elements. blocks: of the grid.

@@ -26,10 +26,11 @@ int load_scatter() { return -1; }
 
 void set_nccl_swap(const Settings&) {}
 bool nccl_swap_is_on() { return false; }
-void nccl_swap_made(const NcclLibrary&, NcclComm*, int, NcclResult) {}
+void nccl_swap_made(const NcclLibrary&, const NcclSwapMaking&, NcclResult) {}
+void nccl_swap_asked(NcclComm, NcclResult*) {}
 void nccl_swap_prepare(const NcclLibrary&, const NcclCall&) {}
 bool nccl_swap_call(const NcclLibrary&, const NcclCall&, NcclResult*) { return false; }
-bool nccl_swap_does(const NcclCall&) { return false; }
+int nccl_swap_does(const NcclCall&) { return 0; }
 NcclResult nccl_swap_end_group(NcclResult result, bool) { return result; }
 void nccl_swap_forget(NcclComm, bool) {}
 void forget_nccl_swap_in_child() {}

@@ -50,6 +50,8 @@ NcclResult make_ranks(const NcclLibrary& library, const NcclMaking& call, NcclRe
 NcclResult make_all(const NcclLibrary& library, NcclComm* made, int size, NcclReal real);
 NcclResult split(const NcclLibrary& library, const NcclSplit& call, NcclReal real);
 NcclResult shrink(const NcclLibrary& library, const NcclShrink& call, NcclReal real);
+// Is it ready, as the program asks?
+NcclResult ask_state(NcclComm comm, NcclResult* state, NcclReal real);
 // Before it is destroyed: its address may come round again at once. aborts: it goes with whatever it was doing.
 void forget_communicator(NcclComm comm, bool aborts);
 void remember_reduction(NcclComm comm, int op, const void* scalar, int type, int residence);

@@ -167,6 +167,11 @@ FORKPOINT_EXPORT ncclCommShrink(NcclComm comm, int* excluded, int count, NcclCom
                 [&] { return nccl->CommShrink(comm, excluded, count, made, config, flags); });
 }
 
+FORKPOINT_EXPORT ncclCommGetAsyncError(NcclComm comm, NcclResult* state) {
+  FORKPOINT_FIND(CommGetAsyncError, comm)
+  return ask_state(comm, state, [&] { return nccl->CommGetAsyncError(comm, state); });
+}
+
 FORKPOINT_EXPORT ncclCommFinalize(NcclComm comm) {
   FORKPOINT_FIND(CommFinalize, comm)
   return call_nccl([&] { return nccl->CommFinalize(comm); });

@@ -90,11 +90,13 @@ NcclResult call_or_swap(const NcclLibrary& library, const NcclCall& call, NcclRe
 }
 
 // Before anybody uses them.
-void swap_made(const NcclLibrary& library, NcclComm* comms, int count, NcclResult result) {
-  if (!nccl_swap_is_on() || !comms) return;
+void swap_made(const NcclLibrary& library, const NcclSwapMaking& making, NcclResult result) {
+  if (!nccl_swap_is_on() || !making.comms) return;
   const InsideNccl inside;
-  nccl_swap_made(library, comms, count, result);
+  nccl_swap_made(library, making, result);
 }
+// Members that one thread holds split their parents alike, one after the other.
+uint64_t child_of(const char* made_by, uint64_t what) { return mix64(what + static_cast<uint64_t>(made_by[1])) | 1; }
 
 uint64_t hash_of(const int* numbers, int count) {
   const bool sane = numbers && count > 0 && count <= 1 << 20;  // NCCL refuses others; we must not read them
@@ -163,7 +165,7 @@ NcclResult make_ranks(const NcclLibrary& library, const NcclMaking& call, NcclRe
   const Making making = begin_making(&library, id, call.size, call.place);
   const NcclResult result = call_nccl(real);
   end_making(making, result, call.made);
-  swap_made(library, call.made, 1, result);
+  swap_made(library, {call.made, 1, nullptr, has_id ? id.a | 1 : 0}, result);
   return result;
 }
 
@@ -171,7 +173,7 @@ NcclResult make_all(const NcclLibrary& library, NcclComm* made, int size, NcclRe
   if (inside_nccl()) return real();
   if (!recorder.is_awake()) {
     const NcclResult result = call_nccl(real);
-    swap_made(library, made, size, result);
+    swap_made(library, {made, size, nullptr, 0}, result);
     return result;
   }
   const Digest id = nccl_own_id();
@@ -182,7 +184,7 @@ NcclResult make_all(const NcclLibrary& library, NcclComm* made, int size, NcclRe
     last.place = place;
     end_making(last, result, made ? made + place : nullptr, made != nullptr);
   }
-  swap_made(library, made, size, result);
+  swap_made(library, {made, size, nullptr, 0}, result);
   return result;
 }
 
@@ -191,7 +193,8 @@ NcclResult split(const NcclLibrary& library, const NcclSplit& call, NcclReal rea
   const Making making = begin_child(&library, call.parent, "split", static_cast<uint32_t>(call.color));
   const NcclResult result = call_nccl(real);
   end_making(making, result, call.made, call.color != kNcclNoColor);
-  if (call.color != kNcclNoColor) swap_made(library, call.made, 1, result);
+  const uint64_t family = child_of("split", static_cast<uint32_t>(call.color));
+  if (call.color != kNcclNoColor) swap_made(library, {call.made, 1, call.parent, family}, result);
   return result;
 }
 
@@ -200,7 +203,15 @@ NcclResult shrink(const NcclLibrary& library, const NcclShrink& call, NcclReal r
   const Making making = begin_child(&library, call.parent, "shrink", hash_of(call.excluded, call.count));
   const NcclResult result = call_nccl(real);
   end_making(making, result, call.made);
-  swap_made(library, call.made, 1, result);
+  swap_made(library, {call.made, 1, call.parent, child_of("shrink", hash_of(call.excluded, call.count))}, result);
+  return result;
+}
+
+NcclResult ask_state(NcclComm comm, NcclResult* state, NcclReal real) {
+  const NcclResult result = call_nccl(real);
+  if (result != kNcclSuccess || inside_nccl() || !nccl_swap_is_on()) return result;
+  const InsideNccl inside;
+  nccl_swap_asked(comm, state);
   return result;
 }
 

@@ -125,7 +125,9 @@ class CallRecorder {
     if (reduction >= 0) record_argument("reduction", reduction);
     if (call_.root >= 0) record_argument("root", call_.root);
     // Two runs of which one went another way differ here, and not in a result without a reason.
-    if (nccl_swap_is_on() && call_.swap != NcclCall::Swap::none) record_argument("in rank order", nccl_swap_does(call_) ? 1 : 0);
+    if (nccl_swap_is_on() && call_.swap != NcclCall::Swap::none) {
+      if (const int does = nccl_swap_does(call_); does >= 0) record_argument("in rank order", does);
+    }
     if (reduction == kNcclBuiltInReductions) record_factor();
   }
 

@@ -28,19 +28,26 @@ bool has_settled(const NcclLibrary& library, NcclComm comm, NcclResult result);
 
 class SwapCommunicator {
  public:
-  static constexpr uint32_t kStagingSlots = 4;
   static constexpr size_t kMostAtOnce = 64;
 
   SwapCommunicator(const NcclLibrary& library, const CudaDriver& driver, NcclComm comm, SwapMode mode)
       : handle(comm), library_(library), driver_(driver), mode_(mode) {}
-  ~SwapCommunicator();
   SwapCommunicator(const SwapCommunicator&) = delete;
   SwapCommunicator& operator=(const SwapCommunicator&) = delete;
 
   // The members' decision for all of `communicators`, which this thread holds and NCCL has made: in one group where it
   // is several, so that they may be each other's members. Waits for the other members.
   static void decide(SwapCommunicator* const* communicators, size_t count);
+  // The same for one that NCCL makes in the background, in as many calls as it takes; waits for nobody. It prepares
+  // itself, and where it may asks the others. true: decided. Any thread, outside of NCCL's groups. REQUIRES: nobody
+  // reduces on it meanwhile; whoever holds several members of one communicator prepares all of them before it lets one
+  // ask, since what prepares may wait for a device, on which the question would wait for the rest.
+  bool advance(bool may_ask);
+  bool is_prepared() const { return prepared_.load(); }
+  bool is_decided() const { return decided_.load(std::memory_order_acquire); }
+  bool tell_once() { return !told_.exchange(true); }  // true for the first who asks
 
+  // REQUIRES, here and below: is_decided().
   bool swaps() const { return swaps_; }
   bool by_messages() const {
     return by_messages_;
@@ -57,22 +64,35 @@ class SwapCommunicator {
 
   std::atomic<NcclComm> handle{nullptr};
   SwapCommunicator* next = nullptr;
+  // Of one that NCCL makes in the background: where the handle will be once the parent is ready, and by which thread.
+  const NcclComm* handle_at = nullptr;
+  NcclComm parent = nullptr;
+  int maker = 0;
+  uint64_t family = 0;  // the same for members of one communicator; 0: not known
 
  private:
   struct Record;
+  enum class Awaits : uint8_t { nothing, launch, data };  // of a round
   bool prepare();
+  void make_means();
   bool enter_context();
   void leave_context();
   bool find_context();
   bool make_staging();
   uint64_t staging_bytes() const;
   bool make_exchange();
-  static void exchange(SwapCommunicator* const* communicators, size_t count, bool first, bool* asks);
-  bool post(bool first);
+  static void forget_process_number();
+  void post();
   NcclResult gather();
-  void judge(bool first);
+  void begin_round();
+  bool round_is_over();
+  void wait_for_round();
+  void end_round(bool heard);
+  void end_decision();
+  bool is_ready() const;
+  void judge(bool heard);
+  void accept(const Record* records);
   void fill(Record* record) const;
-  bool receive_records();
   const char* reason_against(const Record* records) const;
   bool map_peers(const Record* records);
   void give_back_staging();
@@ -89,12 +109,20 @@ class SwapCommunicator {
   char* received_from(int peer) const {
     return reinterpret_cast<char*>(staging_) + static_cast<uint64_t>(peer) * message_room();
   }
-  CUresult order_before(CUstream stream, bool capturing);
-  CUresult order_behind(CUstream stream, bool capturing);
+  // Of a stream: 0: it is not capturing.
+  CUresult capture_of(CUstream stream, uint64_t* capture) const;
+  CUresult order_before(CUstream stream, uint64_t capture);
+  CUresult order_behind(CUstream stream, uint64_t capture);
 
   const NcclLibrary& library_;
   const CudaDriver& driver_;
   const SwapMode mode_;
+  std::atomic<bool> prepared_{false}, decided_{false}, told_{false};
+  std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
+  bool began_asking_ = false;
+  Awaits awaits_ = Awaits::nothing;
+  NcclResult began_ = kNcclSuccess;  // what NCCL said to the round's call
+  uint32_t round_ = 0;
   bool swaps_ = false, reaches_all_ = false, by_messages_ = false;
   const char* refusal_ = "";
   int size_ = 0, place_ = -1;
@@ -111,7 +139,9 @@ class SwapCommunicator {
   CUstream exchange_ = nullptr;  // of the decision
   CUdeviceptr records_ = 0;      // own record, then everybody's
   Record* host_records_ = nullptr;
-  CUevent last_ = nullptr;  // behind the last kernel
+  CUevent last_ = nullptr;      // behind the last kernel, of a graph's too once that runs
+  CUevent captured_ = nullptr;  // behind the last kernel in capture_
+  uint64_t capture_ = 0;
   bool any_launch_ = false, any_capture_ = false;
 };
 

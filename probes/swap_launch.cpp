@@ -11,17 +11,30 @@ using collective::CollectiveParams;
 using collective::CollectivePlace;
 using collective::CollectiveSpec;
 
-// Kernels of one communicator run one after another, on whatever streams, as NCCL's do. In a capture the event lies
-// outside the graph, so that replays are ordered too.
-CUresult SwapCommunicator::order_before(CUstream stream, bool capturing) {
-  if (!any_launch_) return CUDA_SUCCESS;
-  return driver_.cuStreamWaitEvent_(stream, last_, capturing ? CU_EVENT_WAIT_EXTERNAL : CU_EVENT_WAIT_DEFAULT);
+CUresult SwapCommunicator::capture_of(CUstream stream, uint64_t* capture) const {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  cuuint64_t id = 0;
+  const CUresult result = driver_.cuStreamGetCaptureInfo_(stream, &status, &id, nullptr, nullptr, nullptr, nullptr);
+  *capture = status == CU_STREAM_CAPTURE_STATUS_ACTIVE ? id + 1 : 0;
+  return result;
 }
-CUresult SwapCommunicator::order_behind(CUstream stream, bool capturing) {
+
+// Kernels of one communicator run one after another, on whatever streams, as NCCL's do. In one graph each comes behind
+// the one before by an edge. The first of a graph waits for whatever was launched before the graph was, and each tells
+// who is launched later: by an event that lies outside, so that it is so for each replay.
+CUresult SwapCommunicator::order_before(CUstream stream, uint64_t capture) {
+  if (capture == 0) return any_launch_ ? driver_.cuStreamWaitEvent_(stream, last_, CU_EVENT_WAIT_DEFAULT) : CUDA_SUCCESS;
+  if (capture == capture_) return driver_.cuStreamWaitEvent_(stream, captured_, CU_EVENT_WAIT_DEFAULT);
+  return driver_.cuStreamWaitEvent_(stream, last_, CU_EVENT_WAIT_EXTERNAL);
+}
+CUresult SwapCommunicator::order_behind(CUstream stream, uint64_t capture) {
   any_launch_ = true;
-  any_capture_ = any_capture_ || capturing;
-  return capturing ? driver_.cuEventRecordWithFlags_(last_, stream, CU_EVENT_RECORD_EXTERNAL)
-                   : driver_.cuEventRecord_(last_, stream);
+  if (capture == 0) return driver_.cuEventRecord_(last_, stream);
+  any_capture_ = true;
+  const CUresult result = driver_.cuEventRecordWithFlags_(last_, stream, CU_EVENT_RECORD_EXTERNAL);
+  if (result != CUDA_SUCCESS) return result;
+  capture_ = capture;
+  return driver_.cuEventRecord_(captured_, stream);
 }
 
 NcclResult SwapCommunicator::launch(const CollectiveSpec& spec, const void* in, void* out, void* stream_handle) {
@@ -32,14 +45,12 @@ NcclResult SwapCommunicator::launch(const CollectiveSpec& spec, const void* in, 
   if (!collective::plan_collective(spec, place, &launch) || !enter_context()) return kNcclCudaError;
   NcclResult result = kNcclSuccess;
   if (launch.grid > 0) {
-    CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
-    if (driver_.cuStreamIsCapturing_(stream, &capture) != CUDA_SUCCESS) capture = CU_STREAM_CAPTURE_STATUS_NONE;
-    const bool capturing = capture == CU_STREAM_CAPTURE_STATUS_ACTIVE;
-    if (order_before(stream, capturing) != CUDA_SUCCESS)
+    uint64_t capture = 0;
+    if (capture_of(stream, &capture) != CUDA_SUCCESS || order_before(stream, capture) != CUDA_SUCCESS)
       result = kNcclCudaError;
     else
       result = by_messages_ ? send_and_add(spec, launch.params, stream) : run(launch, stream);
-    if (result == kNcclSuccess && order_behind(stream, capturing) != CUDA_SUCCESS) result = kNcclCudaError;
+    if (result == kNcclSuccess && order_behind(stream, capture) != CUDA_SUCCESS) result = kNcclCudaError;
   }
   leave_context();
   return result;

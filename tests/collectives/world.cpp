@@ -54,17 +54,17 @@ RunWorker worker_of_kernel(const std::string& name) {
   return nullptr;
 }
 
-World::World(StagingShape shape, Roles roles, bool pauses) : shape_(shape), roles_(roles), pauses_(pauses) {
+World::World(StagingShape shape, uint32_t workers, bool pauses) : shape_(shape), workers_(workers), pauses_(pauses) {
   for (uint32_t rank = 0; rank < shape.ranks; ++rank) memory_.emplace_back(shape.total_bytes() + 128, '\0');
   for (auto& memory : memory_) {
     staging_.push_back(memory.data() + (128 - reinterpret_cast<uintptr_t>(memory.data()) % 128) % 128);
   }
 }
 
-void World::run(const Calls& calls, const CollectiveTuning& tuning, int absent) {
+void World::run(const Calls& calls, const Tunings& tunings, int absent) {
   std::vector<std::thread> ranks;
   for (uint32_t rank = 0; rank < shape_.ranks; ++rank) {
-    if (static_cast<int>(rank) != absent) ranks.emplace_back([&, rank] { run_rank(calls, tuning, rank); });
+    if (static_cast<int>(rank) != absent) ranks.emplace_back([&, rank] { run_rank(calls, tunings, rank); });
   }
   if (absent >= 0) {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -73,35 +73,36 @@ void World::run(const Calls& calls, const CollectiveTuning& tuning, int absent) 
   for (std::thread& rank : ranks) rank.join();
 }
 
-void World::run_rank(const Calls& calls, const CollectiveTuning& tuning, uint32_t rank) {
-  for (const auto& [spec, buffers] : calls) {
+void World::run_rank(const Calls& calls, const Tunings& tunings, uint32_t rank) {
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const auto& [spec, buffers] = calls[i];
     CollectivePlace place{shape_, rank, staging_.data(), &abort_, buffers[rank].in, buffers[rank].out};
     CollectiveLaunch launch;
-    if (!plan_collective(spec, place, &launch, tuning)) std::abort();
+    if (!plan_collective(spec, place, &launch, tunings[i % tunings.size()])) std::abort();
     if (launch.grid == 0) continue;
     ++(launch.params.protocol == Protocol::low_latency ? low_latency_calls_ : pipelined_calls_);
-    run_on_threads(launch.params, worker_of(spec), roles_, pauses_);
+    run_on_threads(launch.params, worker_of(spec), workers_, pauses_);
   }
 }
 
-void run_on_threads(const CollectiveParams& params, RunWorker run, Roles roles, bool pauses) {
+void run_on_threads(const CollectiveParams& params, RunWorker run, uint32_t workers, bool pauses) {
   static std::atomic<uint64_t> seed{1};
   std::vector<std::unique_ptr<std::barrier<>>> barriers;
-  std::vector<uint32_t> progress(params.blocks * roles.count(), 0);
-  std::vector<std::thread> workers;
+  std::vector<std::thread> threads;
   for (uint32_t block = 0; block < params.blocks; ++block) {
-    barriers.push_back(std::make_unique<std::barrier<>>(roles.count()));
+    barriers.push_back(std::make_unique<std::barrier<>>(workers));
   }
   for (uint32_t block = 0; block < params.blocks; ++block) {
-    for (uint32_t worker = 0; worker < roles.count(); ++worker) {
-      workers.emplace_back([&, block, worker] {
-        HostMachine machine(params.abort, *barriers[block], ++seed, pauses);
-        run(machine, params, roles, block, worker, progress.data() + block * roles.count());
+    for (uint32_t worker = 0; worker < workers; ++worker) {
+      threads.emplace_back([&, block, worker] {
+        const Share share{worker, workers};
+        HostMachine machine(params.abort, *barriers[block], share, ++seed, pauses);
+        run(machine, params, block, share);
       });
     }
     if (pauses && seed % 7 == 0) std::this_thread::yield();
   }
-  for (std::thread& worker : workers) worker.join();
+  for (std::thread& thread : threads) thread.join();
 }
 
 }  // namespace forkpoint::collective

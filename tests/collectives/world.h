@@ -23,10 +23,12 @@ class HostMachine {
  public:
   static constexpr uint64_t kLinePeriod = 8;  // small, so that stale lines come round
 
-  HostMachine(const uint32_t* abort, std::barrier<>& block, uint64_t seed, bool pauses)
-      : abort_(abort), block_(block), random_(seed), pauses_(pauses) {}
+  // worker: of `workers` of a block.
+  HostMachine(const uint32_t* abort, std::barrier<>& block, Share share, uint64_t seed, bool pauses)
+      : abort_(abort), block_(block), share_(share), random_(seed), pauses_(pauses) {}
 
-  static Share share(uint32_t first_worker, uint32_t workers) { return {first_worker, workers}; }
+  static Share team() { return {0, 1}; }
+  bool is_signaller() const { return share_.first == 0; }
   static Vector load_staging(const char* from) {
     Vector vector;
     memcpy(&vector, from, sizeof(vector));
@@ -36,19 +38,12 @@ class HostMachine {
   static void store_staging(char* to, const Vector& vector) { memcpy(to, &vector, sizeof(vector)); }
   static void store_program(char* to, const Vector& vector) { store_staging(to, vector); }
 
-  void publish(uint32_t* progress, uint32_t count) {
+  void meet() {
     maybe_pause();
-    std::atomic_ref(*progress).store(count, std::memory_order_release);
+    block_.arrive_and_wait();
   }
-  bool await_progress(const uint32_t* progress, uint32_t workers, uint32_t count) {
-    for (uint32_t i = 0; i < workers; ++i) {
-      std::atomic_ref<uint32_t> one(const_cast<uint32_t&>(progress[i]));
-      while (one.load(std::memory_order_acquire) < count) {
-        if (!still_waiting()) return false;
-      }
-    }
-    return true;
-  }
+  // One that was told to end: the others do not wait for it.
+  void leave() { block_.arrive_and_drop(); }
   void signal(char* address, uint64_t value) {
     maybe_pause();
     if (address) std::atomic_ref(*reinterpret_cast<uint64_t*>(address)).store(value, std::memory_order_release);
@@ -84,7 +79,7 @@ class HostMachine {
     std::this_thread::yield();
     return std::atomic_ref<uint32_t>(const_cast<uint32_t&>(*abort_)).load() == 0;
   }
-  void barrier() { block_.arrive_and_wait(); }
+  static void settle() {}
 
  private:
   void maybe_pause() {
@@ -98,56 +93,56 @@ class HostMachine {
 
   const uint32_t* abort_;
   std::barrier<>& block_;
+  const Share share_;
   std::mt19937_64 random_;
   const bool pauses_;
 };
 
 // What one kernel would be on the device.
-template <typename A, bool kTree>
-void run_worker(HostMachine& machine, const CollectiveParams& call, Roles roles, uint32_t block, uint32_t worker,
-                uint32_t* progress) {
-  if (call.protocol == Protocol::local) {
-    add_local<HostMachine, A, kTree>(call, {worker, roles.count()});
-  } else if (call.protocol == Protocol::low_latency) {
-    LineBlock<HostMachine, A, kTree> lines(machine, call, block);
-    lines.work({worker, roles.count()});
-    machine.barrier();
-    if (worker == 0) lines.advance_calls();
-  } else {
-    Block<HostMachine, A, kTree> chunks(machine, call, roles, block, progress);
-    chunks.work(worker);
-    machine.barrier();
-    if (worker == 0) chunks.advance_chunks();
-  }
+template <typename Work>
+void run_block(HostMachine& machine, Work work, Share share) {
+  if (!work.work(share)) return machine.leave();
+  machine.meet();
+  if (share.first == 0) work.advance();
 }
-using RunWorker = void (*)(HostMachine&, const CollectiveParams&, Roles, uint32_t, uint32_t, uint32_t*);
+template <typename A, bool kTree>
+void run_worker(HostMachine& machine, const CollectiveParams& call, uint32_t block, Share share) {
+  if (call.protocol == Protocol::local)
+    add_local<HostMachine, A, kTree>(call, share);
+  else if (call.protocol == Protocol::low_latency)
+    run_block(machine, LineBlock<HostMachine, A, kTree>(machine, call, block), share);
+  else
+    run_block(machine, Block<HostMachine, A, kTree>(machine, call, block), share);
+}
+using RunWorker = void (*)(HostMachine&, const CollectiveParams&, uint32_t, Share);
 RunWorker worker_of(const CollectiveSpec& spec);
 RunWorker worker_of_kernel(const std::string& name);
-// One rank's kernel, until it ends.
-void run_on_threads(const CollectiveParams& params, RunWorker run, Roles roles, bool pauses);
+// One rank's kernel, until it ends; each block as that many threads.
+void run_on_threads(const CollectiveParams& params, RunWorker run, uint32_t workers, bool pauses);
 
 // Staging memory and threads of all ranks.
 class World {
  public:
-  World(StagingShape shape, Roles roles, bool pauses);
+  World(StagingShape shape, uint32_t workers, bool pauses);
 
   struct Rank {
     const void* in;
     void* out;
   };
   using Calls = std::vector<std::pair<CollectiveSpec, std::vector<Rank>>>;  // of each rank its buffers
-  // Each rank makes the calls one after another, as on a stream, and waits for nobody but by the protocol. absent: a
-  // rank that does not come; the others are told to give up after some milliseconds.
-  void run(const Calls& calls, const CollectiveTuning& tuning, int absent = -1);
+  // Each rank makes the calls one after another, as on a stream, and waits for nobody but by the protocol; the i-th with
+  // tunings[i % size]. absent: a rank that does not come; the others are told to give up after some milliseconds.
+  using Tunings = std::vector<CollectiveTuning>;
+  void run(const Calls& calls, const Tunings& tunings, int absent = -1);
   bool aborted() const { return abort_ != 0; }
   uint32_t low_latency_calls() const { return low_latency_calls_; }
   uint32_t pipelined_calls() const { return pipelined_calls_; }
 
  private:
-  void run_rank(const Calls& calls, const CollectiveTuning& tuning, uint32_t rank);
+  void run_rank(const Calls& calls, const Tunings& tunings, uint32_t rank);
 
   StagingShape shape_;
-  Roles roles_;
+  uint32_t workers_;
   bool pauses_;
   std::vector<std::vector<char>> memory_;
   std::vector<void*> staging_;

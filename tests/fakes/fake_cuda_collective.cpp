@@ -26,7 +26,7 @@ void run_collective(const FakeKernelCall* call, void* user) {
   if ((params.protocol != collective::Protocol::local && call->grid[0] != params.blocks) ||
       call->block[0] != collective::kBlockThreads)
     abort();
-  collective::run_on_threads(params, *static_cast<collective::RunWorker*>(user), {1, 1, 1}, false);
+  collective::run_on_threads(params, *static_cast<collective::RunWorker*>(user), 2, false);
 }
 
 struct Shared {
@@ -34,11 +34,6 @@ struct Shared {
   uint64_t offset, size_bytes;
 };
 static_assert(sizeof(Shared) <= sizeof(CUipcMemHandle));
-
-bool is_for_this_rank(const char* variable) {
-  const char *chosen = getenv(variable), *rank = getenv("RANK");
-  return chosen && rank && strcmp(chosen, rank) == 0;
-}
 
 CUresult open_shared(CUdeviceptr* address, const CUipcMemHandle& handle) {
   Shared shared;
@@ -58,6 +53,11 @@ CUresult open_shared(CUdeviceptr* address, const CUipcMemHandle& handle) {
 }
 
 }  // namespace
+
+bool is_for_this_rank(const char* variable) {
+  const char *chosen = getenv(variable), *rank = getenv("RANK");
+  return chosen && rank && strcmp(chosen, rank) == 0;
+}
 
 const KernelDefinition* collective_kernel(const char* name) {
   if (is_for_this_rank("FAKE_CUDA_NO_COLLECTIVES")) return nullptr;

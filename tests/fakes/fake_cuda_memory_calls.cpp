@@ -247,6 +247,7 @@ FAKE_TWINS(cuMemcpyAsync, _ptsz, copy_in_order(target, source, size_bytes, find_
            (CUdeviceptr target, CUdeviceptr source, size_t size_bytes, CUstream stream), target, source, size_bytes,
            stream)
 FAKE_TWINS(cuMemcpyHtoDAsync_v2, _ptsz,
+           is_for_this_rank("FAKE_CUDA_NO_UPLOADS") ? CUDA_ERROR_INVALID_VALUE :
            copy_in_order(target, address_of(source), size_bytes, find_stream(stream, per_thread)),
            (CUdeviceptr target, const void* source, size_t size_bytes, CUstream stream), target, source, size_bytes,
            stream)

@@ -55,6 +55,7 @@ void abandon_capture(CUstream stream);
 CUresult join_capture(CUstream stream, const CUevent_st& event);
 
 CUcontext primary_context();
+bool is_for_this_rank(const char* variable);  // does it name RANK?
 CUresult forced_launch_error(const char* kernel);
 CUresult forced_failure();
 int forced_capture();

@@ -3,6 +3,7 @@
 //
 // Usage: collective_bench [--ranks N] [--largest BYTES] [--samples N] [--json FILE] [--graphs] [--check]
 //                         [--blocks N] [--slots N] [--tile BYTES] [--chunks N] [--least-chunk BYTES] [--lines BYTES]
+//                         [--lag N]
 // --graphs: launches are captured and replayed, so that what the host takes to launch is not in it. --check: exit 1
 // where a goal is missed. The second line of options moves the work about.
 #include <cuda_runtime.h>
@@ -26,7 +27,7 @@ void must(ncclResult_t result, const char* what) {
 #define MUST_NCCL(call) must(call, #call)
 
 struct Options {
-  StagingShape shape{.ranks = 2};
+  StagingShape shape = staging_for(2);
   CollectiveTuning tuning;
   uint64_t largest = 1u << 30;
   int samples = 15;
@@ -50,7 +51,7 @@ Options read_options(int count, char** words) {
       const auto number = std::strtoull(words[++i], nullptr, 0);
       const auto small = static_cast<uint32_t>(number);
       if (word == "--ranks")
-        options.shape.ranks = small;
+        options.shape = staging_for(small);
       else if (word == "--largest")
         options.largest = number;
       else if (word == "--samples")
@@ -65,6 +66,8 @@ Options read_options(int count, char** words) {
         options.tuning.chunks = small;
       else if (word == "--least-chunk")
         options.tuning.least_chunk_bytes = small;
+      else if (word == "--lag")
+        options.tuning.lag = small;
       else if (word == "--lines")
         options.tuning.low_latency_bytes = small;
       else

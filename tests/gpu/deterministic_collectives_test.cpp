@@ -211,7 +211,9 @@ TEST_CASE("calls of every kind, type, op, place and length, in both protocols, g
   for (const uint32_t count : {2u, 3u, 4u, 8u}) {
     Ranks ranks(kernels(), small_shape(count), devices());
     for (int round = 0; round < 150; ++round) {
-      if (round % 50 == 0) ranks.tune({round == 0 ? 0u : 256u << 10, 2, 512});
+      if (round % 50 == 0) {
+        ranks.tune({.low_latency_bytes = round == 0 ? 0u : 512u << 10, .chunks = 2, .least_chunk_bytes = 512});
+      }
       const CollectiveSpec spec = random_spec(random, count, round % 10 ? 3000 : 200'000);
       const auto element = static_cast<size_t>(size_bytes(spec.dtype));
       const size_t misplaced[] = {0, 0, element, 8};
@@ -276,7 +278,7 @@ TEST_CASE("the same inputs give the same bits whatever the cut of the work") {
   const CollectiveSpec spec{.dtype = DType::bf16, .count = 777'777};
   std::vector<char> first;
   for (const StagingShape& shape :
-       {StagingShape{3, 4, 2, 12 << 10}, StagingShape{3, 7, 8, 48 << 10}, StagingShape{3, 1, 4, 3 << 10}}) {
+       {StagingShape{3, 4, 4, 12 << 10}, StagingShape{3, 7, 8, 48 << 10}, StagingShape{3, 1, 4, 3 << 10}}) {
     std::mt19937_64 same(7);
     Ranks ranks(kernels(), shape, devices());
     Case one(ranks, spec, false, 0, 2, same);

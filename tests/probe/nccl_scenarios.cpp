@@ -390,6 +390,88 @@ void reductions(const Ranks& ranks) {
   printf("gather calls %d\n", fake_nccl_calls() - before);
 }
 
+// Two processes that hold two members each, and one thread for both.
+void members(const Ranks& ranks) {
+  std::vector<NcclComm> comms(2);
+  const NcclUniqueId id = shared_id(ranks, "members");
+  const bool blocks = !getenv("NONBLOCKING");
+  FakeNcclConfig config;
+  config.blocking = blocks;
+  if (blocks) check(ncclGroupStart(), "start");
+  for (int i = 0; i < 2; ++i) {
+    check(ncclCommInitRankConfig(&comms[static_cast<size_t>(i)], 4, id, 2 * ranks.rank + i, &config), "init",
+          blocks ? 0 : 7);
+  }
+  if (blocks) check(ncclGroupEnd(), "end");
+  for (NcclComm comm : comms) wait_until_ready(comm);
+  printf("ready\n");
+  if (getenv("NO_CALLS")) return;  // the fake device does one kernel at a time
+  forkpoint::Step step(0);
+  std::vector<float*> data;
+  check(ncclGroupStart(), "start");
+  for (int i = 0; i < 2; ++i) {
+    data.push_back(device_floats(values_of(2 * ranks.rank + i)));
+    check(ncclAllReduce(data.back(), data.back(), kCount, kFloat, kSum, comms[static_cast<size_t>(i)], new_stream()),
+          "all-reduce");
+  }
+  const int ended = ncclGroupEnd();
+  if (ended != 7) check(ended, "end");
+  for (NcclComm comm : comms) wait_until_ready(comm);
+  for (const float* sum : data) expect("member's sum", sum, combined({0, 4, ""}, kCount, plus));
+}
+
+// On a communicator that does not block.
+void asked(const Ranks& ranks) {
+  FakeNcclConfig config;
+  config.blocking = 0;
+  NcclComm comm = nullptr, child = nullptr;
+  check(ncclCommInitRankConfig(&comm, ranks.size, shared_id(ranks, "asked"), ranks.rank, &config), "init", 7);
+  wait_until_ready(comm);
+  forkpoint::Step step(0);
+  float* data = device_floats(values_of(ranks.rank));
+  // Rank 1 comes to its reduction only when rank 0 has left its own.
+  if (ranks.rank == 1 && shared_id(ranks, "left").bytes[0] == 0) printf("rank 0 was kept WRONG\n");
+  check(ncclAllReduce(data, data, kCount, kFloat, kSum, comm, nullptr), "all-reduce");
+  if (ranks.rank == 0) shared_id(ranks, "left");
+  expect("asked", data, combined(ranks, kCount, plus));
+
+  check(ncclCommSplit(comm, 0, ranks.rank, &child, nullptr), "split", 7);
+  wait_until_ready(comm);
+  wait_until_ready(child);
+  float* more = device_floats(values_of(ranks.rank));
+  check(ncclGroupStart(), "start");
+  check(ncclAllReduce(more, more, kCount, kFloat, kSum, child, nullptr), "all-reduce");
+  check(ncclGroupEnd(), "end");
+  expect("child in a group", more, combined(ranks, kCount, plus));
+
+  // NCCL is slow on one rank only.
+  setenv("FAKE_NCCL_DELAY_MS", ranks.rank == 0 ? "200" : "0", 1);
+  void* stream = new_stream();
+  float* mixed = device_floats(values_of(ranks.rank));
+  float* told = device_floats(values_of(ranks.rank));
+  check(ncclGroupStart(), "start");
+  check(ncclAllReduce(mixed, mixed, kCount, kFloat, kSum, comm, stream), "all-reduce");
+  check(ncclBroadcast(told, told, kCount, kFloat, 1, comm, stream), "broadcast");
+  check(ncclGroupEnd(), "end", 7);
+  wait_until_ready(comm);
+  expect("mixed", mixed, combined(ranks, kCount, plus));
+  expect("broadcast", told, values_of(1));
+}
+
+void scaled_in_group(const Ranks& ranks) {
+  NcclComm comm = world_communicator(ranks);
+  forkpoint::Step step(0);
+  float half = 0.5f;
+  int op = 0;
+  float* data = device_floats(values_of(ranks.rank));
+  check(ncclGroupStart(), "start");
+  check(ncclRedOpCreatePreMulSum(&op, &half, kFloat, 1, comm), "reduction");
+  check(ncclAllReduce(data, data, kCount, kFloat, op, comm, nullptr), "all-reduce");
+  check(ncclRedOpDestroy(op, comm), "destroy");
+  check(ncclGroupEnd(), "end");
+  expect("scaled in a group", data, combined(ranks, kCount, plus, 0.5f));
+}
+
 const std::map<std::string, std::function<void(const Ranks&)>>& scenarios() {
   static const std::map<std::string, std::function<void(const Ranks&)>> all = {
       {"all", all_calls},         {"in_place", in_place},       {"group", group},
@@ -397,7 +479,8 @@ const std::map<std::string, std::function<void(const Ranks&)>>& scenarios() {
       {"sub_groups", sub_groups}, {"threads", threads},         {"init_all", init_all},
       {"two_each", two_each},     {"nonblocking", nonblocking}, {"shrink", shrink},
       {"premul", premul},         {"made_again", made_again},   {"from_scopes", from_scopes},
-      {"reductions", reductions}};
+      {"reductions", reductions}, {"members", members},         {"asked", asked},
+      {"scaled_in_group", scaled_in_group}};
   return all;
 }
 

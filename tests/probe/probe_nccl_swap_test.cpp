@@ -16,6 +16,9 @@ size_t count_of(const std::string& text, const std::string& word) {
 double argument(const Row& row) { return scalar_value(row.record.digest); }
 
 const Environment kSwapped = {{"FORKPOINT_DETERMINISTIC", "collectives"}, {"FAKE_CUDA_SHARED", "1"}};
+// Kernels run beside the program.
+const Environment kSlow = {
+    {"FORKPOINT_DETERMINISTIC", "collectives"}, {"FAKE_CUDA_SHARED", "1"}, {"FAKE_CUDA_MODE", "slow"}};
 
 Environment joined(Environment left, const Environment& right) {
   left.insert(right.begin(), right.end());
@@ -68,7 +71,8 @@ TEST_CASE("without the knob nothing is swapped, asked or recorded about it") {
 
 TEST_CASE("where one device does not reach another one's memory, the same sums come by messages") {
   for (const Environment& why :
-       {Environment{{"FAKE_CUDA_NO_PEERS", "1"}}, Environment{{"FORKPOINT_DETERMINISTIC", "collectives-messages"}}}) {
+       {Environment{{"FAKE_CUDA_NO_PEERS", "1"}}, Environment{{"FORKPOINT_TEST_COLLECTIVES", "messages"}}, Environment{{"NCCL_P2P_DISABLE", "1"}},
+        Environment{{"NCCL_P2P_LEVEL", "NVL"}}}) {
     NcclRun recorded;
     record_nccl(&recorded, "reductions", 2, joined(why, kSwapped));
     const std::string& out = recorded.outcome.out;
@@ -99,4 +103,53 @@ TEST_CASE("where one member cannot, all use NCCL and say so") {
       declared |= limit.what.find("reductions in NCCL's own order") != std::string::npos;
     CHECK(declared);
   }
+}
+
+TEST_CASE("members that one thread holds agree, also while NCCL makes them in the background") {
+  for (const Environment& how : {Environment{}, Environment{{"NONBLOCKING", "1"}}}) {
+    NcclRun recorded;
+    record_nccl(&recorded, "members", 2, joined(how, joined(kSlow, {{"NO_CALLS", "1"}})));
+    CHECK(recorded.outcome.err == "");
+    CHECK(recorded.outcome.out == "ready\nready\n");
+  }
+}
+
+TEST_CASE("members that one process holds and whose devices do not reach each other are left to NCCL, and it is said") {
+  for (const Environment& how : {Environment{}, Environment{{"NONBLOCKING", "1"}}}) {
+    NcclRun recorded;
+    record_nccl(&recorded, "members", 2, joined(how, joined(kSlow, {{"FORKPOINT_TEST_COLLECTIVES", "messages"}})));
+    INFO(recorded.outcome.out);
+    CHECK(count_of(recorded.outcome.out, "member's sum right\n") == 4);
+    CHECK(count_of(recorded.outcome.err, "members in one process do not reach each other's devices") == 2);
+  }
+}
+
+TEST_CASE("a communicator that does not block is decided on while the program asks for it, and no reduction waits") {
+  NcclRun recorded;
+  record_nccl(&recorded, "asked", 2, kSlow);
+  INFO(recorded.outcome.out);
+  CHECK(recorded.outcome.err == "");
+  CHECK(count_of(recorded.outcome.out, "WRONG") == 0);
+  CHECK(count_of(recorded.outcome.out, " right\n") == 2 * 4);
+  for (const int rank : {0, 1}) {
+    const std::vector<Row> ways = rows_of_op(recorded.rows(rank), "all_reduce", "in rank order");
+    CHECK(ways.size() == 3);
+    for (const Row& way : ways) CHECK(argument(way) == 1);
+  }
+}
+
+TEST_CASE("a factor that is dropped inside the group which uses it is still the call's") {
+  NcclRun recorded;
+  record_nccl(&recorded, "scaled_in_group", 2, kSwapped);
+  INFO(recorded.outcome.out);
+  CHECK(count_of(recorded.outcome.out, "scaled in a group right\n") == 2);
+}
+
+TEST_CASE("where one member cannot even say what it can, the others hear that and all use NCCL") {
+  NcclRun recorded;
+  record_nccl(&recorded, "reductions", 2, joined(kSwapped, {{"FEW_BYTES", "1"}, {"FAKE_CUDA_NO_UPLOADS", "1"}}));
+  INFO(recorded.outcome.err);
+  CHECK(count_of(recorded.outcome.out, "WRONG") == 0);
+  CHECK(count_of(recorded.outcome.out, "child calls 4\n") == 2);
+  CHECK(count_of(recorded.outcome.err, "left to NCCL") == 2);
 }

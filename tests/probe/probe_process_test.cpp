@@ -23,7 +23,7 @@ TEST_CASE("the library exports its entry points and links nothing but libc") {
   CHECK(names.out ==
         "InitializeInjection InitializeInjectionNvtx2 _Exit _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE "
         "__assert_fail _exit abort forkpoint_get_api forkpoint_probe_abi ncclAllGather ncclAllReduce ncclAlltoAll ncclBcast ncclBroadcast ncclCommAbort ncclCommDestroy "
-        "ncclCommFinalize ncclCommInitAll ncclCommInitRank ncclCommInitRankConfig ncclCommInitRankScalable ncclCommShrink "
+        "ncclCommFinalize ncclCommGetAsyncError ncclCommInitAll ncclCommInitRank ncclCommInitRankConfig ncclCommInitRankScalable ncclCommShrink "
         "ncclCommSplit ncclGather ncclGroupEnd ncclGroupSimulateEnd ncclGroupStart ncclRecv ncclRedOpCreatePreMulSum "
         "ncclRedOpDestroy ncclReduce ncclReduceScatter ncclScatter ncclSend quick_exit ");
   const Outcome needed = shell("readelf -d '" + probe_path() + "' | grep NEEDED | grep -v -e libc.so.6 -e ld-linux | wc -l");
