@@ -122,8 +122,7 @@ std::vector<Knob> torch_knobs() {
        .area = "PyTorch",
        .does = "puts kernels of forkpoint's own, in fixed order, in the place of PyTorch's atomic ones",
        .why = "PyTorch has no deterministic implementation of these ops, or a slow one.",
-       .in_process = true,
-       .by_default = false},  // until they have been measured on a GPU
+       .in_process = true},
       {.name = "autotune",
        .area = "Inductor, Triton",
        .does = "keeps compiled kernels from being chosen by timing, or keeps the choice on disk",
@@ -160,8 +159,7 @@ std::vector<Knob> communication_knobs() {
        .area = "NCCL",
        .does = "puts reductions of forkpoint's own, in the order of ranks, in the place of NCCL's",
        .why = "Their result does not depend on algorithm, protocol, topology or allocation, which no setting of NCCL gives.",
-       .in_process = true,
-       .by_default = false},  // until they have been measured on several GPUs
+       .in_process = true},
       {.name = "collectives-wide",
        .area = "NCCL",
        .does = "has these reductions add 16- and 8-bit floats in fp32, rounded once",

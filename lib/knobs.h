@@ -24,7 +24,7 @@ struct Knob {
   std::string_view area;   // "cuBLAS"
   std::string_view does;   // one sentence, no full stop: what changes in the job
   std::string_view why;    // one or two sentences: what is not repeatable without it, and where that is known from
-  std::vector<KnobVariable> variables;  // empty: set in the process alone
+  std::vector<KnobVariable> variables = {};  // empty: set in the process alone
   bool in_process = false;  // the probe acts on it where it is named in FORKPOINT_DETERMINISTIC
   bool by_default = true;   // of plain --deterministic
   bool costly = false;      // known to cost more than a percent or two of a step
