@@ -58,7 +58,12 @@ bool Session::await_launch(LaunchPacket& packet, BufferRow* rows) {
 }
 
 void Session::handle_launch(LaunchPacket& packet) {
-  BufferRow rows[kMostBuffers];
+  // Uninitialised: to clear all of it would be most of the writer's work.
+  union Rows {
+    Rows() {}
+    BufferRow row[kMostBuffers];
+  } memory;
+  BufferRow* const rows = memory.row;
   const bool whole = await_launch(packet, rows);
   if (!packet.discard) {
     if (!whole) start_.losses->add(Loss::launch_arrival, appender_->step());
