@@ -157,7 +157,7 @@ void NcclCommunicators::leave(const Token&, NcclFamily* family) {
 
 void NcclCommunicators::made(const Token&, NcclComm* made, const NcclLibrary* library, NcclFamily* family, int place) {
   if (!made || !family) return;
-  const NcclComm handle = *made;
+  const NcclComm handle = __atomic_load_n(made, __ATOMIC_ACQUIRE);  // a thread of NCCL's may be filling it in
   const Locked lock;
   if (handle) {
     insert(handle, library, family, place);

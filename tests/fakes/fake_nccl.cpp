@@ -277,7 +277,7 @@ FAKE_NCCL(CommSplit, (NcclComm handle, int color, int key, NcclComm* made, void*
     NcclComm child = nullptr;
     make(&child, name, size, static_cast<int>(place), nullptr);
     static_cast<Comm*>(child)->blocking = false;
-    *made = child;
+    __atomic_store_n(made, child, __ATOMIC_RELEASE);
   });
 })
 FAKE_NCCL(CommShrink, (NcclComm handle, int* excluded, int count, NcclComm* made, void* config, int), {
