@@ -1,13 +1,16 @@
-"""The usual calls of index_add_, scatter_add_ and the gradient of an embedding, without the detours of the general functions: the
-kernels of the probe are enqueued within some tens of microseconds. What is unusual (a view, another dimension, a smaller index,
-memory that is shared) is answered by None, and taken by the general functions, which do the same sums."""
+"""The usual calls of index_add_, scatter_add_ and the gradient of an embedding, without the detours of the general functions:
+the kernels of the probe are enqueued within some tens of microseconds. What is unusual (a view, another dimension, a smaller
+index, memory that is shared) is answered by None, and taken by the general functions, which do the same sums."""
 import torch
 
 from . import kernel_scatter, kernels
 from .kernel_scatter import ADD, CHECK, FLOATS, INDEX_FLAGS, MEAN, MOST_KEYS, launch_by_index, native_devices
 from .kernels import direct
 
-_shares_memory = torch._C._is_alias_of
+
+def _share_memory(self, source, index):
+    storage = self.untyped_storage().data_ptr()
+    return source.untyped_storage().data_ptr() == storage or index.untyped_storage().data_ptr() == storage
 
 
 def _kind(self, index, source):
@@ -23,7 +26,7 @@ def _kind(self, index, source):
 def _add(self, kind, index, source, rows, count, stride, columns, alpha):
     if not 0 < count <= kernel_scatter.MOST_OF_OUR_SORT or not 0 < rows <= MOST_KEYS or columns == 0:
         return None
-    if _shares_memory(self, source) or _shares_memory(self, index):
+    if _share_memory(self, source, index):
         return None
     done = launch_by_index(self, kind, columns, index, (1, count, 1), (0, stride, 0), rows, source, alpha, ADD, CHECK, -1)
     return self if done else None

@@ -93,15 +93,16 @@ def _launch(native, out, keys, src, rows, weights, alpha, flags):
 
 
 def scatter_by_index(out, columns, index, shape, strides, rows, src, alpha=1, flags=ADD, how=CHECK, padding=-1):
-    """As scatter_rows, of rows of `columns` elements, for places that an index names: seen as a tensor [blocks, length, inner] of
-    this shape and strides, its element at (b, l, i) sends row (b * length + l) * inner + i of src to row
-    (b * rows + element) * inner + i of out. how: CHECK: an element that is no row is an assertion on the device, else it is left
-    out; WRAP: negative ones count from the end. Elements equal to padding are left out. out and src are contiguous."""
+    """As scatter_rows, of rows of `columns` elements, for places that an index names: seen as a tensor [blocks, length, inner]
+    of this shape and strides, its element at (b, l, i) sends row (b * length + l) * inner + i of src to row
+    (b * rows + element) * inner + i of out. how: CHECK: an element that is no row is an assertion on the device, else it is
+    left out; WRAP: negative ones count from the end. Elements equal to padding are left out. out and src are contiguous."""
     blocks, length, inner = shape
     count, device, native = blocks * length * inner, out.device, scatter_native()
     if count == 0 or columns == 0:
         return
-    if (native is not None and device.type in native_devices and count <= MOST_OF_OUR_SORT and 0 < blocks * rows * inner <= MOST_KEYS
+    ours = native is not None and device.type in native_devices and count <= MOST_OF_OUR_SORT
+    if (ours and 0 < blocks * rows * inner <= MOST_KEYS
             and launch_by_index(out, FLOATS[out.dtype], columns, index, shape, strides, rows, src, alpha, flags, how, padding)):
         return
     keys = keys_of(index, shape, strides, rows, how, padding)
@@ -114,8 +115,8 @@ def launch_by_index(out, kind, columns, index, shape, strides, rows, src, alpha,
     native, device = scatter_native(), out.device
     blocks, length, inner = shape
     scratch = _scratch(native, kind, blocks * length * inner, columns, device)
-    numbers = (_current_stream(device), kind, flags, src.data_ptr(), out.data_ptr(), scratch.data_ptr(), columns, columns, columns,
-               index.data_ptr(), how | INDEX_FLAGS[index.dtype], *strides, blocks, length, inner, rows, padding)
+    numbers = (_current_stream(device), kind, flags, src.data_ptr(), out.data_ptr(), scratch.data_ptr(), columns, columns,
+               columns, index.data_ptr(), how | INDEX_FLAGS[index.dtype], *strides, blocks, length, inner, rows, padding)
     return _on_device(device, native.scatter_by_index, numbers, float(alpha)) == 0
 
 

@@ -158,7 +158,8 @@ def install(torch, native):
     if not hasattr(torch.library, "get_kernel"):
         native.limit("deterministic kernels need torch 2.9 or newer: torch's own are used", torch.__version__)
         return
-    from . import kernel_attention, kernel_ctc, kernel_direct, kernel_grid, kernel_resize, kernel_sums  # noqa: F401 (fill TABLE)
+    # They fill TABLE and DIRECT.
+    from . import kernel_attention, kernel_ctc, kernel_direct, kernel_grid, kernel_resize, kernel_sums  # noqa: F401
 
     names = list(TABLE)
     if "flash-attention" not in getattr(native, "KNOBS", "").split(","):

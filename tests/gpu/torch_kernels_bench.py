@@ -60,7 +60,8 @@ TORCHS = [False]  # operations go to torch's kernels, those too that they call t
 
 def make_switchable(kernels):
     """To be called before the installation."""
-    from _forkpoint_bridge import kernel_attention, kernel_ctc, kernel_direct, kernel_grid, kernel_resize, kernel_sums  # noqa: F401
+    from _forkpoint_bridge import kernel_attention, kernel_ctc, kernel_direct, kernel_grid  # noqa: F401
+    from _forkpoint_bridge import kernel_resize, kernel_sums  # noqa: F401
 
     def switching(function):
         return lambda torchs, *a, **n: torchs(*a, **n) if TORCHS[0] else function(torchs, *a, **n)
@@ -106,8 +107,8 @@ def bench_sort(torch, count, rows):
     took = medians(torch, {"ours": lambda: kernel_scatter.by_destination(index, rows),
                            "torchs": lambda: torch.sort(index.to(torch.int32), stable=True)}, 15)
     kernel_scatter.MOST_OF_OUR_SORT = kept
-    print(f"bench torch_kernels sort of {count} places by {rows} rows: {took['ours'] * 1e3:.0f} us, torch's {took['torchs'] * 1e3:.0f} us",
-          flush=True)
+    print(f"bench torch_kernels sort of {count} places by {rows} rows: {took['ours'] * 1e3:.0f} us, "
+          f"torch's {took['torchs'] * 1e3:.0f} us", flush=True)
 
 
 def bench_elements(torch, say):

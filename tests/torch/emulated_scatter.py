@@ -1,5 +1,5 @@
-"""The probe's deterministic scatter kernels as kernels/scatter_launch.h and kernels/scatter_sort.h describe them, in Python and on
-memory of the CPU: to see that what the bridge hands them means what it should."""
+"""The probe's deterministic scatter kernels as kernels/scatter_launch.h and kernels/scatter_sort.h describe them, in Python and
+on memory of the CPU: to see that what the bridge hands them means what it should."""
 import ctypes
 
 import torch
