@@ -280,6 +280,7 @@ cudaError_t sort_on_device(const SortWork& work, cudaStream_t stream) {
   for (int digit = 0; digit < plan.digit_count; ++digit) {
     void* arguments[] = {&plan.digits[digit]};
     for (const int kernel : {kSortCount, kSortMove}) {
+      if (kernel == kSortCount && plan.digits[digit].alone) continue;
       const cudaError_t error = cudaLaunchKernel(kKernels[kernel], dim3(plan.blocks), dim3(scatter::kSortThreads),
                                                  arguments, 0, stream);
       if (error != cudaSuccess) return error;

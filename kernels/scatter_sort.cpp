@@ -51,6 +51,7 @@ SortPlan plan_sort(const SortWork& work) {
     if (one.bits < 1) one.bits = 1;
     shift += one.bits;
     one.chunk = chunk;
+    one.alone = count <= kSortTile;
   }
   return plan;
 }

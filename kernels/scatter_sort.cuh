@@ -181,7 +181,8 @@ __device__ inline void write_tile(const SortWork& work, int count, const SortSha
 #pragma unroll 4
   for (int at = static_cast<int>(threadIdx.x); at < count; at += kSortThreads) {
     const uint32_t key = shared.tile[0][at], place = shared.tile[1][at], digit = digit_of(work, key);
-    const uint32_t to = shared.offsets[digit] + (static_cast<uint32_t>(at) - shared.begins[digit]);
+    const uint32_t in_tile = static_cast<uint32_t>(at);
+    const uint32_t to = work.alone ? in_tile : shared.offsets[digit] + (in_tile - shared.begins[digit]);
     work.keys_out[to] = key;
     if (work.widens)
       static_cast<int64_t*>(work.places_out)[to] = place;
@@ -192,7 +193,7 @@ __device__ inline void write_tile(const SortWork& work, int count, const SortSha
 
 extern "C" __global__ void __launch_bounds__(kSortThreads) forkpoint_sort_move(const __grid_constant__ SortWork work) {
   __shared__ SortShared shared;
-  find_offsets(work, shared.offsets, shared.warp_sums);
+  if (!work.alone) find_offsets(work, shared.offsets, shared.warp_sums);
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int bin_count = 1 << work.bits, pair = 2 * static_cast<int>(threadIdx.x);
   const int64_t count = work.index.count(), begin = int64_t{blockIdx.x} * work.chunk;

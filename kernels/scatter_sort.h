@@ -75,6 +75,7 @@ struct SortWork {
   bool wide_places;
   // Filled by the planner, for one digit.
   bool from_index, widens;  // the first; the last, where places are wide
+  bool alone;               // a tile is all: `move` needs no counts
   const uint32_t *keys_in, *places_in;
   uint32_t* keys_out;
   void* places_out;
@@ -83,7 +84,8 @@ struct SortWork {
 };
 
 struct SortPlan {
-  SortWork digits[scatter::kMostDigits];  // `count` and `move` of each, on `blocks` blocks of kSortThreads
+  // `count` (but where it is alone) and `move` of each, on `blocks` blocks of kSortThreads.
+  SortWork digits[scatter::kMostDigits];
   int digit_count = 0;
   uint32_t blocks = 0;  // 0: nothing to launch
 };

@@ -90,6 +90,7 @@ int launch_plan(const CudaDriver& driver, const LoadedScatter& loaded, const Sor
   for (int digit = 0; digit < plan.digit_count; ++digit) {
     void* parameters[] = {&plan.digits[digit]};
     for (const int kernel : {kSortCount, kSortMove}) {
+      if (kernel == kSortCount && plan.digits[digit].alone) continue;
       const CUresult result =
           driver.cuLaunchKernel_(loaded.kernels[kernel], plan.blocks, 1, 1, scatter::kSortThreads, 1, 1, 0,
                                  static_cast<CUstream>(call.stream), parameters, nullptr);

@@ -191,6 +191,13 @@ TEST_CASE("scatter sort: parts of the scratch do not overlap, and nothing is lau
       }
     }
   }
+  const std::vector<int64_t> tile(kSortTile), more(kSortTile + 1);
+  SortWork one{};
+  one.index = line(tile, 5);
+  CHECK(plan_sort(one).digits[0].alone);
+  CHECK(plan_sort(one).blocks == 1);
+  one.index = line(more, 5);
+  CHECK_FALSE(plan_sort(one).digits[0].alone);
   SortWork nothing{};
   CHECK(plan_sort(nothing).blocks == 0);
   CHECK(sort_scratch_bytes(0) == 0);
