@@ -6,7 +6,8 @@
 //
 // Machine:
 //   load_program, store_program     16 aligned bytes of the program's memory
-//   load_staging, store_staging     16 aligned bytes of staging memory: own, or (stores) another rank's
+//   load_staging, store_staging     16 aligned bytes of staging memory: own, or (stores) another rank's; loads of the
+//                                   program's memory too
 //   meet()                          of all threads of the block; what each did comes before what any does next
 //   is_signaller(), team()          is this thread of the worker that signals? Which of its threads it is
 //   signal(address, value)          all of the worker's threads call it, with an address of their own or nullptr: what
@@ -32,9 +33,13 @@ class Block {
   using Sum = RankSum<A, kVectorBytes, kTree>;
   // Vectors whose loads are on their way together; what adds holds them as wide values.
   static constexpr int kAddAtOnce = kTree ? 1 : sizeof(typename A::Stored) == 1 ? 2 : 4;
+  // The types of training have instructions of their own for the ops of training.
+  static constexpr bool kOpsApart = !kTree && !std::is_integral_v<Value> && sizeof(typename A::Stored) > 1;
 
   FORKPOINT_HD Block(Machine& machine, const CollectiveParams& call, uint32_t block)
       : machine_(machine), call_(call), block_(block), own_(call.staging[call.rank]) {
+    other_bytes_ = call.shape.slots * call.room;
+    block_at_ = uint64_t{block} * call.shape.others() * other_bytes_;
     first_chunk_ = *reinterpret_cast<const uint64_t*>(own_ + call.shape.chunks_done(block));
     first_signal_ = *reinterpret_cast<const uint64_t*>(own_ + call.shape.signals_done(block));
     const uint64_t tiles = tile_count(call);
@@ -46,6 +51,7 @@ class Block {
   // share: of all threads of the block. false: told to end; nothing else of the block is of use.
   FORKPOINT_HD bool work(Share share) {
     const uint32_t lag = call_.lag, results = is_split(call_) ? lag + 1 : 0;
+    FORKPOINT_ROLLED
     for (uint32_t step = 0; step < chunks_ + lag + results; ++step) {
       if (step < chunks_) push_inputs(share, step);
       if (step < chunks_ + results) publish(step);
@@ -76,15 +82,20 @@ class Block {
     return rank < ranks() ? rank : rank - ranks();
   }
   FORKPOINT_HD uint64_t tile(uint32_t chunk) const { return block_ + uint64_t{chunk} * call_.blocks; }
-  // Where `from` puts what it has for `of`.
+  // Where `from` puts what it has for `of`: StagingShape::input and result, in fewer instructions.
+  FORKPOINT_HD char* slot(uint64_t begin, uint32_t of, uint32_t from, uint32_t chunk) const {
+    const uint32_t index = static_cast<uint32_t>(first_chunk_ + chunk) & (call_.shape.slots - 1);
+    return call_.staging[of] + begin + block_at_ + StagingShape::other(of, from) * other_bytes_ + index * call_.room;
+  }
   FORKPOINT_HD char* input_slot(uint32_t of, uint32_t from, uint32_t chunk) const {
-    return call_.staging[of] + call_.shape.input(block_, StagingShape::other(of, from), first_chunk_ + chunk);
+    return slot(call_.inputs_at, of, from, chunk);
   }
   FORKPOINT_HD char* result_slot(uint32_t of, uint32_t from, uint32_t chunk) const {
-    return call_.staging[of] + call_.shape.result(block_, StagingShape::other(of, from), first_chunk_ + chunk);
+    return slot(call_.results_at, of, from, chunk);
   }
 
   FORKPOINT_HD void push_inputs(Share share, uint32_t chunk) {
+    FORKPOINT_ROLLED
     for (uint32_t distance = 1; distance < ranks(); ++distance) {
       const uint32_t owner = after(distance);
       if (!is_owner(call_, owner)) continue;
@@ -99,6 +110,7 @@ class Block {
     machine_.meet();
     if (!machine_.is_signaller()) return;
     const Share team = machine_.team();
+    FORKPOINT_ROLLED
     for (uint32_t base = 0; base < ranks(); base += team.step) {
       const uint32_t rank = base + team.first;
       const bool wanted = rank < ranks() && rank != call_.rank;
@@ -116,46 +128,68 @@ class Block {
     const Piece piece = piece_of(call_, tile(chunk), call_.rank);
     const InputRun from(call_.in + piece.in_offset, piece.bytes);
     const OutputRun to(call_.out + piece.out_offset, piece.bytes);
-    each_batch<kAddAtOnce>(share, piece.bytes, [&](uint32_t first, uint32_t count) {
-      Sum sums[kAddAtOnce];
-      Vector vectors[kAddAtOnce], next[kAddAtOnce];
-      fetch(vectors, from, 0, chunk, first, share.step, count);
+    const bool lies_well = from.grain == kVectorBytes && to.grain == kVectorBytes;
+    uint32_t done = 0;
+    if constexpr (kOpsApart) {
+      if (lies_well && call_.op == Op::sum)
+        add_vectors<kAddAtOnce, true>(Fixed<Op::sum>{}, share, from, to, chunk, 0, done = from.whole_vectors());
+      else if (lies_well && call_.op == Op::scaled_sum)
+        add_vectors<kAddAtOnce, true>(Fixed<Op::scaled_sum>{}, share, from, to, chunk, 0, done = from.whole_vectors());
+    }
+    add_vectors<kOpsApart ? 1 : kAddAtOnce, false>(call_.op, share, from, to, chunk, done, vectors_of(piece.bytes));
+  }
+
+  // kWell: whole vectors that lie well.
+  template <int kAtOnce, bool kWell, typename AnOp>
+  FORKPOINT_HD void add_vectors(AnOp op, Share share, const InputRun& from, const OutputRun& to, uint32_t chunk,
+                                uint32_t begin, uint32_t end) {
+    each_batch<kAtOnce>(share, begin, end, [&](uint32_t first) {
+      Sum sums[kAtOnce];
+      Vector vectors[kAtOnce], next[kAtOnce] = {};
+      fetch<kAtOnce, kWell>(vectors, from, 0, chunk, first, share.step, end);
+      FORKPOINT_ROLLED
       for (uint32_t rank = 0; rank < ranks(); ++rank) {
-        if (rank + 1 < ranks()) fetch(next, from, rank + 1, chunk, first, share.step, count);
+        if (rank + 1 < ranks()) fetch<kAtOnce, kWell>(next, from, rank + 1, chunk, first, share.step, end);
         FORKPOINT_UNROLL
-        for (int i = 0; i < kAddAtOnce; ++i) sums[i].take(call_.op, factor_, rank, vectors[i]), vectors[i] = next[i];
+        for (int i = 0; i < kAtOnce; ++i) sums[i].take(op, factor_, rank, vectors[i]), vectors[i] = next[i];
       }
       FORKPOINT_UNROLL
-      for (int i = 0; i < kAddAtOnce; ++i) {
+      for (int i = 0; i < kAtOnce; ++i) {
         const uint32_t index = first + i * share.step;
-        if (index < count) give(to, chunk, index, sums[i].finish(call_.op, ranks()));
+        if (index < end) give<kWell>(to, chunk, index, sums[i].finish(op, ranks()));
       }
     });
   }
 
-  FORKPOINT_HD void fetch(Vector (&vectors)[kAddAtOnce], const InputRun& from, uint32_t rank, uint32_t chunk,
-                          uint32_t first, uint32_t step, uint32_t count) {
+  template <int kAtOnce, bool kWell>
+  FORKPOINT_HD void fetch(Vector (&vectors)[kAtOnce], const InputRun& from, uint32_t rank, uint32_t chunk,
+                          uint32_t first, uint32_t step, uint32_t end) {
     const bool is_own = rank == call_.rank;
-    const char* slot = is_own ? nullptr : input_slot(call_.rank, rank, chunk);
+    const char* at = is_own ? from.data : input_slot(call_.rank, rank, chunk);
     FORKPOINT_UNROLL
-    for (int i = 0; i < kAddAtOnce; ++i) {
+    for (int i = 0; i < kAtOnce; ++i) {
       const uint32_t index = first + i * step;
-      vectors[i] = {};
-      if (index >= count) continue;
-      vectors[i] = is_own ? load<Machine>(from, index, bytes_at(index, from.bytes))
-                          : Machine::load_staging(slot + size_t{index} * kVectorBytes);
+      if (index >= end) continue;
+      vectors[i] = kWell || !is_own ? Machine::load_staging(at + size_t{index} * kVectorBytes)
+                                    : load<Machine>(from, index, bytes_at(index, from.bytes));
     }
   }
 
+  template <bool kWell>
   FORKPOINT_HD void give(const OutputRun& to, uint32_t chunk, uint32_t index, const Vector& sum) {
-    store<Machine>(to, index, sum, bytes_at(index, to.bytes));
+    if (kWell)
+      Machine::store_program(to.data + size_t{index} * kVectorBytes, sum);
+    else
+      store<Machine>(to, index, sum, bytes_at(index, to.bytes));
     if (!is_split(call_)) return;
+    FORKPOINT_ROLLED
     for (uint32_t distance = 1; distance < ranks(); ++distance) {
       Machine::store_staging(result_slot(after(distance), call_.rank, chunk) + size_t{index} * kVectorBytes, sum);
     }
   }
 
   FORKPOINT_HD void copy_results(Share share, uint32_t chunk) {
+    FORKPOINT_ROLLED
     for (uint32_t distance = 1; distance < ranks(); ++distance) {
       const uint32_t owner = after(distance);
       const Piece piece = piece_of(call_, tile(chunk), owner);
@@ -169,6 +203,8 @@ class Block {
   const uint32_t block_;
   char* const own_;
   uint64_t first_chunk_ = 0, first_signal_ = 0;
+  uint64_t block_at_ = 0;     // of its slots behind the first block's
+  uint32_t other_bytes_ = 0;  // of all slots of one of the others
   uint32_t chunks_ = 0;
   Value factor_;
 };

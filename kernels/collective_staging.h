@@ -103,6 +103,8 @@ struct CollectiveParams {
   Protocol protocol = Protocol::pipelined;
   uint32_t blocks = 1;       // of this call
   uint32_t chunk_bytes = 0;  // of this call; at most shape.room(). Low latency: of a block's lines
+  uint32_t room = 0;         // shape.room(), and where slots begin: a device divides slowly
+  uint64_t inputs_at = 0, results_at = 0;
   uint32_t lag = 1;          // steps from a chunk to its addition; at most shape.most_lag()
   bool all_own = false;      // an all_reduce whose ranks add up everything each by itself
   const char* in = nullptr;

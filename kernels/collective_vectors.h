@@ -5,12 +5,16 @@
 
 #include "kernels/collective_staging.h"
 
+// Loops whose number of rounds only the call knows stay as they are: compilers would write four rounds each, and what a
+// kernel runs once in a call costs most by being fetched.
 #ifdef __CUDACC__
 #define FORKPOINT_UNROLL _Pragma("unroll")
+#define FORKPOINT_ROLLED _Pragma("unroll 1")
 #define FORKPOINT_APART __noinline__
 #else
 #define FORKPOINT_APART
 #define FORKPOINT_UNROLL _Pragma("GCC unroll 16")
+#define FORKPOINT_ROLLED
 #endif
 
 namespace forkpoint::collective {
@@ -42,6 +46,7 @@ using OutputRun = ProgramRun<char>;
 
 template <typename Word>
 FORKPOINT_HD inline void copy_words(char* to, const char* from, uint32_t bytes) {
+  FORKPOINT_ROLLED
   for (uint32_t i = 0; i < bytes; i += sizeof(Word)) {
 #ifdef __CUDA_ARCH__
     *reinterpret_cast<Word*>(to + i) = *reinterpret_cast<const Word*>(from + i);
@@ -99,62 +104,77 @@ FORKPOINT_HD inline void store(const OutputRun& run, uint32_t index, Vector vect
   copy_by_grain(to, reinterpret_cast<const char*>(&vector), bytes, run.grain);
 }
 
-// Calls body(first, count) for the share's vectors of a run, kAtOnce at a time: first, first + step, ... as far as they
-// are less than count, the vectors of the run.
+// Calls body(first) for the share's vectors from `begin` to `end`, kAtOnce at a time: first, first + step, ... as far as
+// they are less than end.
 template <int kAtOnce, typename Body>
-FORKPOINT_HD inline void each_batch(Share share, uint32_t run_bytes, Body body) {
-  const uint32_t count = (run_bytes + kVectorBytes - 1) / kVectorBytes;
-  for (uint32_t index = share.first; index < count; index += kAtOnce * share.step) body(index, count);
+FORKPOINT_HD inline void each_batch(Share share, uint32_t begin, uint32_t end, Body body) {
+  FORKPOINT_ROLLED
+  for (uint32_t first = begin + share.first; first < end; first += kAtOnce * share.step) body(first);
 }
+FORKPOINT_HD inline uint32_t vectors_of(uint32_t bytes) { return (bytes + kVectorBytes - 1) / kVectorBytes; }
 FORKPOINT_HD inline uint32_t bytes_at(uint32_t index, uint32_t run_bytes) {
   const uint32_t left = run_bytes - index * kVectorBytes;
   return left < kVectorBytes ? left : kVectorBytes;
 }
 
-// Calls load(index, bytes) and then store(index, vector, bytes) for each of the share's vectors of a run.
+// Calls load(index) and then store(index, vector) for each of the share's vectors.
 template <int kAtOnce, typename Load, typename Store>
-FORKPOINT_HD inline void each_vector(Share share, uint32_t run_bytes, Load load, Store store) {
-  each_batch<kAtOnce>(share, run_bytes, [&](uint32_t first, uint32_t count) {
+FORKPOINT_HD inline void each_vector(Share share, uint32_t begin, uint32_t end, Load load, Store store) {
+  each_batch<kAtOnce>(share, begin, end, [&](uint32_t first) {
     Vector vectors[kAtOnce];
     FORKPOINT_UNROLL
     for (int i = 0; i < kAtOnce; ++i) {
-      const uint32_t index = first + i * share.step;
-      if (index < count) vectors[i] = load(index, bytes_at(index, run_bytes));
+      if (first + i * share.step < end) vectors[i] = load(first + i * share.step);
     }
     FORKPOINT_UNROLL
     for (int i = 0; i < kAtOnce; ++i) {
-      const uint32_t index = first + i * share.step;
-      if (index < count) store(index, vectors[i], bytes_at(index, run_bytes));
+      if (first + i * share.step < end) store(first + i * share.step, vectors[i]);
     }
   });
 }
 
-// Apart from the kernels, which all move bytes alike.
+// What lies well goes whole vectors at a time, a few at once; the rest, or all of what does not, one by one. Few
+// instructions count: each block runs all of them for the first time in each call.
 inline constexpr int kCopyAtOnce = 4;
 template <typename Machine>
-FORKPOINT_HD FORKPOINT_APART void copy_to_staging(Share share, InputRun from, char* to) {
+FORKPOINT_HD inline void copy_to_staging(Share share, InputRun from, char* to) {
+  const uint32_t well = from.grain == kVectorBytes ? from.whole_vectors() : 0;
+  const auto store = [&](uint32_t index, const Vector& vector) {
+    Machine::store_staging(to + size_t{index} * kVectorBytes, vector);
+  };
   each_vector<kCopyAtOnce>(
-      share, from.bytes, [&](uint32_t index, uint32_t bytes) { return load<Machine>(from, index, bytes); },
-      [&](uint32_t index, const Vector& vector, uint32_t) {
-        Machine::store_staging(to + size_t{index} * kVectorBytes, vector);
-      });
+      share, 0, well,
+      [&](uint32_t index) { return Machine::load_program(from.data + size_t{index} * kVectorBytes); }, store);
+  each_vector<1>(
+      share, well, vectors_of(from.bytes),
+      [&](uint32_t index) { return load<Machine>(from, index, bytes_at(index, from.bytes)); }, store);
 }
 template <typename Machine>
-FORKPOINT_HD FORKPOINT_APART void copy_from_staging(Share share, const char* from, OutputRun to) {
-  each_vector<kCopyAtOnce>(
-      share, to.bytes,
-      [&](uint32_t index, uint32_t) { return Machine::load_staging(from + size_t{index} * kVectorBytes); },
-      [&](uint32_t index, const Vector& vector, uint32_t bytes) { store<Machine>(to, index, vector, bytes); });
+FORKPOINT_HD inline void copy_from_staging(Share share, const char* from, OutputRun to) {
+  const uint32_t well = to.grain == kVectorBytes ? to.whole_vectors() : 0;
+  const auto load = [&](uint32_t index) { return Machine::load_staging(from + size_t{index} * kVectorBytes); };
+  each_vector<kCopyAtOnce>(share, 0, well, load, [&](uint32_t index, const Vector& vector) {
+    Machine::store_program(to.data + size_t{index} * kVectorBytes, vector);
+  });
+  each_vector<1>(share, well, vectors_of(to.bytes), load, [&](uint32_t index, const Vector& vector) {
+    store<Machine>(to, index, vector, bytes_at(index, to.bytes));
+  });
 }
 
-// ---- Adding: what one vector (or a line's 8 bytes) of every rank comes to.
+// ---- Adding: what one vector (or a line's 8 bytes) of every rank comes to. Ops are Op, or one that is known when this
+// is compiled: then the others cost no instructions.
+template <Op kOp>
+struct Fixed {
+  FORKPOINT_HD constexpr operator Op() const { return kOp; }
+};
 template <typename A, uint32_t kBytes>
 struct Accumulator {
   static constexpr uint32_t kElements = kBytes / sizeof(typename A::Stored);
   using Value = typename A::Value;
   Value value[kElements] = {};
 
-  FORKPOINT_HD static void prepare(Op op, Value factor, const Vector& vector, Value (&out)[kElements]) {
+  template <typename AnOp>
+  FORKPOINT_HD static void prepare(AnOp op, Value factor, const Vector& vector, Value (&out)[kElements]) {
     typename A::Stored stored[kElements];
     memcpy(stored, &vector, kBytes);
     FORKPOINT_UNROLL
@@ -163,15 +183,18 @@ struct Accumulator {
     FORKPOINT_UNROLL
     for (uint32_t i = 0; i < kElements; ++i) out[i] = A::settle(A::multiply(out[i], factor));
   }
-  FORKPOINT_HD void begin(Op op, Value factor, const Vector& vector) { prepare(op, factor, vector, value); }
-  FORKPOINT_HD void add(Op op, Value factor, const Vector& vector) {
+  template <typename AnOp>
+  FORKPOINT_HD void begin(AnOp op, Value factor, const Vector& vector) { prepare(op, factor, vector, value); }
+  template <typename AnOp>
+  FORKPOINT_HD void add(AnOp op, Value factor, const Vector& vector) {
     Value next[kElements];
     prepare(op, factor, vector, next);
     combine(op, next);
   }
   // The op is looked at once a vector, not once an element.
-  FORKPOINT_HD void combine(Op op, const Value (&next)[kElements]) {
-    switch (op) {
+  template <typename AnOp>
+  FORKPOINT_HD void combine(AnOp op, const Value (&next)[kElements]) {
+    switch (static_cast<Op>(op)) {
       case Op::product:
         return combine_each([](Value a, Value b) { return A::settle(A::multiply(a, b)); }, next);
       case Op::maximum:
@@ -182,7 +205,8 @@ struct Accumulator {
         return combine_each([](Value a, Value b) { return A::settle(A::add(a, b)); }, next);
     }
   }
-  FORKPOINT_HD Vector finish(Op op, uint32_t ranks) const {
+  template <typename AnOp>
+  FORKPOINT_HD Vector finish(AnOp op, uint32_t ranks) const {
     typename A::Stored stored[kElements];
     FORKPOINT_UNROLL
     for (uint32_t i = 0; i < kElements; ++i)
@@ -204,13 +228,15 @@ struct Accumulator {
 template <typename A, uint32_t kBytes, bool kTree>
 struct RankSum {
   Accumulator<A, kBytes> sum;
-  FORKPOINT_HD void take(Op op, typename A::Value factor, uint32_t rank, const Vector& vector) {
+  template <typename AnOp>
+  FORKPOINT_HD void take(AnOp op, typename A::Value factor, uint32_t rank, const Vector& vector) {
     if (rank == 0)
       sum.begin(op, factor, vector);
     else
       sum.add(op, factor, vector);
   }
-  FORKPOINT_HD Vector finish(Op op, uint32_t ranks) { return sum.finish(op, ranks); }
+  template <typename AnOp>
+  FORKPOINT_HD Vector finish(AnOp op, uint32_t ranks) { return sum.finish(op, ranks); }
 };
 
 // level[l]: the sum of the last 2^l ranks that is not part of a larger one yet, as the bits of the number of ranks say.
@@ -218,7 +244,8 @@ template <typename A, uint32_t kBytes>
 struct RankSum<A, kBytes, true> {
   static constexpr uint32_t kLevels = 7;  // 2^(kLevels-1) ranks
   Accumulator<A, kBytes> level[kLevels];
-  FORKPOINT_HD void take(Op op, typename A::Value factor, uint32_t rank, const Vector& vector) {
+  template <typename AnOp>
+  FORKPOINT_HD void take(AnOp op, typename A::Value factor, uint32_t rank, const Vector& vector) {
     Accumulator<A, kBytes> carried;
     carried.begin(op, factor, vector);
     bool placed = false;
@@ -235,7 +262,8 @@ struct RankSum<A, kBytes, true> {
       }
     }
   }
-  FORKPOINT_HD Vector finish(Op op, uint32_t ranks) {
+  template <typename AnOp>
+  FORKPOINT_HD Vector finish(AnOp op, uint32_t ranks) {
     Accumulator<A, kBytes> sum;
     bool any = false;
     FORKPOINT_UNROLL

@@ -150,6 +150,9 @@ bool plan_collective(const CollectiveSpec& spec, const CollectivePlace& place, C
   launch->grid = 0;
   CollectiveParams& params = launch->params = {};
   params.shape = place.shape;
+  params.room = place.shape.room();
+  params.inputs_at = place.shape.input(0, 0, 0);
+  params.results_at = place.shape.result(0, 0, 0);
   params.kind = spec.kind;
   params.rank = place.rank;
   params.root = spec.root;

@@ -49,7 +49,7 @@ struct CollectivePlace {
 // Equal on all ranks. Moves the work about; no result depends on it.
 struct CollectiveTuning {
   uint32_t low_latency_bytes = 512 << 10;  // most that a rank pushes in the low-latency protocol; 0: never
-  uint32_t chunks = 2;                     // that each block is to have at least of each owner ...
+  uint32_t chunks = 1;                     // that each block is to have at least of each owner ...
   uint32_t least_chunk_bytes = 16 << 10;   // ... if they do not get smaller than this
   uint32_t lag = 1;                        // CollectiveParams::lag
   uint32_t all_own_ranks = 2;              // up to how many ranks each adds up all of an all_reduce; at least 2

@@ -33,7 +33,7 @@ Work all_of(std::shared_ptr<const Steps> steps) {
 
 CUresult instantiate(CUgraphExec* executable, CUgraph graph) {
   const std::lock_guard lock(objects());
-  *executable = new CUgraphExec_st{steps_of(*graph)};
+  *executable = new CUgraphExec_st{steps_of(*graph), graph->waits, graph->records};
   graphs().executables.insert(*executable);
   return CUDA_SUCCESS;
 }
@@ -42,12 +42,22 @@ CUresult launch(CUgraphExec executable, CUstream stream) {
   if (!stream) return CUDA_ERROR_INVALID_HANDLE;
   if (const CUresult error = forced_launch_error(nullptr); error != CUDA_SUCCESS) return error;
   Work work;
+  std::vector<Point> after;
   {
     const std::lock_guard lock(objects());
     if (graphs().executables.count(executable) == 0) return CUDA_ERROR_INVALID_HANDLE;
     work = all_of(executable->steps);
+    for (const CUevent event : executable->waits) {
+      if (event->recorded && !event->capture) after.push_back(event->point);
+    }
   }
-  return submit(stream, CU_GRAPH_NODE_TYPE_GRAPH, std::move(work));
+  // Events outside are what they are when the graph is launched.
+  if (!after.empty()) Engine::get().enqueue(stream->queue, [] {}, after);
+  const CUresult result = submit(stream, CU_GRAPH_NODE_TYPE_GRAPH, std::move(work));
+  const Point end = Engine::get().end_of(stream->queue);
+  const std::lock_guard lock(objects());
+  for (const CUevent event : executable->records) event->recorded = true, event->capture = nullptr, event->point = end;
+  return result;
 }
 
 CUresult add_node(CUgraphNode* handle, CUgraph graph, CUgraphNodeType type, Work work, const CUgraphNode* after,

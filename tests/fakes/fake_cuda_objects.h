@@ -99,8 +99,10 @@ struct CUgraphNode_st {
 
 struct CUgraph_st {
   std::vector<std::unique_ptr<CUgraphNode_st>> nodes;  // in an order in which they may be done
+  std::vector<CUevent> waits, records;                 // events outside, of which its nodes wait for or record
 };
 
 struct CUgraphExec_st {
   std::shared_ptr<const std::vector<forkpoint::fake::Work>> steps;
+  std::vector<CUevent> waits, records;
 };

@@ -81,7 +81,21 @@ CUresult record_event(CUevent event, CUstream stream) {
   return CUDA_SUCCESS;
 }
 
-CUresult wait_event(CUstream stream, CUevent event) {
+// A node of the stream's capture that has to do with an event outside of it. false: it is none.
+bool capture_outside(CUstream stream, CUgraphNodeType type, CUevent event, CUresult* result) {
+  std::shared_ptr<Capture> capture;
+  {
+    const std::lock_guard lock(objects());
+    if (!stream || !is_event(event) || !(capture = stream->capture)) return false;
+    (type == CU_GRAPH_NODE_TYPE_WAIT_EVENT ? capture->graph->waits : capture->graph->records).push_back(event);
+  }
+  return *result = submit(stream, type, [] {}), true;
+}
+
+CUresult wait_event(CUstream stream, CUevent event, unsigned int flags) {
+  CUresult outside = CUDA_SUCCESS;
+  if (flags & CU_EVENT_WAIT_EXTERNAL && capture_outside(stream, CU_GRAPH_NODE_TYPE_WAIT_EVENT, event, &outside))
+    return outside;
   if (!stream) return CUDA_ERROR_INVALID_HANDLE;
   if (const CUresult refused = before_legacy_use(stream); refused != CUDA_SUCCESS) return refused;
   Point point;
@@ -98,6 +112,13 @@ CUresult wait_event(CUstream stream, CUevent event) {
   }
   Engine::get().enqueue(stream->queue, [] {}, {point});
   return CUDA_SUCCESS;
+}
+
+CUresult record_event_as(CUevent event, CUstream stream, unsigned int flags) {
+  CUresult outside = CUDA_SUCCESS;
+  if (flags & CU_EVENT_RECORD_EXTERNAL && capture_outside(stream, CU_GRAPH_NODE_TYPE_EVENT_RECORD, event, &outside))
+    return outside;
+  return record_event(event, stream);
 }
 
 CUresult point_of_event(CUevent event, Point* point) {
@@ -168,7 +189,7 @@ FAKE cuStreamDestroy_v2(CUstream stream) {
 }
 FAKE_TWINS(cuStreamSynchronize, _ptsz, synchronize(find_stream(stream, per_thread)), (CUstream stream), stream)
 FAKE_TWINS(cuStreamQuery, _ptsz, query(find_stream(stream, per_thread)), (CUstream stream), stream)
-FAKE_TWINS(cuStreamWaitEvent, _ptsz, wait_event(find_stream(stream, per_thread), event),
+FAKE_TWINS(cuStreamWaitEvent, _ptsz, wait_event(find_stream(stream, per_thread), event, flags),
            (CUstream stream, CUevent event, unsigned int flags), stream, event, flags)
 FAKE cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned int flags) {
   FAKE_TRACE(cuStreamWriteValue32_v2, stream, address, value, flags);
@@ -211,7 +232,7 @@ FAKE cuEventDestroy_v2(CUevent event) {
 }
 FAKE_TWINS(cuEventRecord, _ptsz, record_event(event, find_stream(stream, per_thread)), (CUevent event, CUstream stream),
            event, stream)
-FAKE_TWINS(cuEventRecordWithFlags, _ptsz, record_event(event, find_stream(stream, per_thread)),
+FAKE_TWINS(cuEventRecordWithFlags, _ptsz, record_event_as(event, find_stream(stream, per_thread), flags),
            (CUevent event, CUstream stream, unsigned int flags), event, stream, flags)
 FAKE cuEventSynchronize(CUevent event) {
   FAKE_TRACE(cuEventSynchronize, event);

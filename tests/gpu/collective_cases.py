@@ -76,7 +76,21 @@ def other_way():
     return Case("collectives_other_way", play, "not identical", gpus=2, modules=())
 
 
+def graphs():
+    """Captured calls, replayed, among others: each sum is in rank order, so the kernels kept to one order too."""
+
+    def play(place: Workplace):
+        program = [sys.executable, pathlib.Path(__file__).with_name("collective_graphs.py")]
+        launch = ["bash", nccl_cases.HERE / "two_ranks.sh", "torchrun", *program]
+        done = place.record_whole("a", ["env", "FORKPOINT_DETERMINISTIC=collectives", *launch], level="step")
+        said = done.stdout.count("right\n")
+        ways = {row["value"] for row in place.show("a", "--records")["records"] if row["tensor"].endswith(WAY)}
+        return f"{said} ranks right, in rank order: {sorted(ways)}", [] if said == 2 and ways == {1.0} else [done.stderr]
+
+    return Case("collectives_graphs", play, "2 ranks right, in rank order: [1.0]", gpus=2, modules=("torch",))
+
+
 chosen = [one for one in nccl_cases.ARRANGEMENTS if one.name in ("all", "threads", "processes")]
 cases = [case(one, level) for one in chosen for level in ("step", "launch")]
 cases += [case(chosen[-1], "step", knobs) for knobs in ("messages", "collectives-wide", "collectives-tree")]
-case_runner.main([*cases, other_way()])
+case_runner.main([*cases, other_way(), graphs()])

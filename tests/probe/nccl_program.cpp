@@ -49,6 +49,28 @@ void* new_stream() {
   return stream;
 }
 
+void order(void* first, void* then) {
+  CUevent event = nullptr;
+  find<CUresult(CUevent*, unsigned)>("cuEventCreate")(&event, 0);
+  find<CUresult(CUevent, void*)>("cuEventRecord")(event, first);
+  find<CUresult(void*, CUevent, unsigned)>("cuStreamWaitEvent")(then, event, 0);
+}
+
+void* captured(void* stream, const std::function<void()>& body) {
+  CUgraph graph = nullptr;
+  CUgraphExec made = nullptr;
+  find<CUresult(void*, CUstreamCaptureMode)>("cuStreamBeginCapture_v2")(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+  body();
+  const CUresult result = find<CUresult(void*, CUgraph*)>("cuStreamEndCapture")(stream, &graph);
+  if (result == CUDA_SUCCESS)
+    find<CUresult(CUgraphExec*, CUgraph, unsigned long long)>("cuGraphInstantiateWithFlags")(&made, graph, 0);
+  else
+    printf("the capture ends with %d: WRONG\n", result);
+  return made;
+}
+
+void launch_graph(void* graph, void* stream) { find<CUresult(void*, void*)>("cuGraphLaunch")(graph, stream); }
+
 void synchronize() { find<CUresult()>("cuCtxSynchronize")(); }
 
 forkpoint::NcclUniqueId shared_id(const Ranks& ranks, const std::string& name) {

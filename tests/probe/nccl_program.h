@@ -1,6 +1,7 @@
 // A program that uses NCCL as trainers do, for the tests of the probe: on the fakes of libcuda and libnccl.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,11 @@ void load_cuda(const std::string& library);
 float* device_floats(const std::vector<float>& values);
 std::vector<float> host_floats(const float* device, size_t count);
 void* new_stream();
+// What comes on `then` comes after what is on `first`.
+void order(void* first, void* then);
+// A graph of what body gives to `stream`, and to streams ordered behind it. nullptr: the capture fails, which it says.
+void* captured(void* stream, const std::function<void()>& body);
+void launch_graph(void* graph, void* stream);
 void synchronize();
 
 // An id that all ranks of that name agree on.

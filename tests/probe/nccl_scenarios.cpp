@@ -472,6 +472,30 @@ void scaled_in_group(const Ranks& ranks) {
   expect("scaled in a group", data, combined(ranks, kCount, plus, 0.5f));
 }
 
+// Calls of one graph on two streams that nothing but the communicator puts in order, and others around its replays.
+void in_graphs(const Ranks& ranks) {
+  NcclComm comm = world_communicator(ranks);
+  void *left = new_stream(), *right = new_stream(), *other = new_stream();
+  const auto sum = combined(ranks, kCount, plus);
+  float* in = device_floats(values_of(ranks.rank));
+  float *a = device_floats(std::vector<float>(kCount)), *b = device_floats(std::vector<float>(kCount)),
+        *c = device_floats(std::vector<float>(kCount));
+  void* graph = captured(left, [&] {
+    order(left, right);
+    check(ncclAllReduce(in, a, kCount, kFloat, kSum, comm, right), "all-reduce");
+    check(ncclAllReduce(in, b, kCount, kFloat, kSum, comm, left), "all-reduce");  // joins what is on the other stream
+  });
+  if (!graph) return;
+  for (int i = 0; i < 3; ++i) {
+    check(ncclAllReduce(in, c, kCount, kFloat, kSum, comm, other), "all-reduce");
+    launch_graph(graph, left);
+    check(ncclAllReduce(in, c, kCount, kFloat, kSum, comm, other), "all-reduce");
+  }
+  expect("first of a graph", a, sum);
+  expect("second of a graph", b, sum);
+  expect("beside a graph", c, sum);
+}
+
 const std::map<std::string, std::function<void(const Ranks&)>>& scenarios() {
   static const std::map<std::string, std::function<void(const Ranks&)>> all = {
       {"all", all_calls},         {"in_place", in_place},       {"group", group},
@@ -480,7 +504,7 @@ const std::map<std::string, std::function<void(const Ranks&)>>& scenarios() {
       {"two_each", two_each},     {"nonblocking", nonblocking}, {"shrink", shrink},
       {"premul", premul},         {"made_again", made_again},   {"from_scopes", from_scopes},
       {"reductions", reductions}, {"members", members},         {"asked", asked},
-      {"scaled_in_group", scaled_in_group}};
+      {"scaled_in_group", scaled_in_group}, {"in_graphs", in_graphs}};
   return all;
 }
 

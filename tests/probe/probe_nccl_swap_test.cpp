@@ -153,3 +153,14 @@ TEST_CASE("where one member cannot even say what it can, the others hear that an
   CHECK(count_of(recorded.outcome.out, "child calls 4\n") == 2);
   CHECK(count_of(recorded.outcome.err, "left to NCCL") == 2);
 }
+
+TEST_CASE("calls of one communicator follow each other within a graph, and before and behind its replays") {
+  for (const Environment& how : {kSwapped, kSlow}) {
+    NcclRun recorded;
+    record_nccl(&recorded, "in_graphs", 2, how);
+    INFO(recorded.outcome.out << recorded.outcome.err);
+    CHECK(count_of(recorded.outcome.out, "WRONG") == 0);
+    CHECK(count_of(recorded.outcome.out, "of a graph right\n") == 4);
+    CHECK(count_of(recorded.outcome.out, "beside a graph right\n") == 2);
+  }
+}
