@@ -62,7 +62,8 @@ bool has_work(const HashStreamReader& stream, size_t step) {
   } catch (const Error&) {
     return true;
   }
-  return std::any_of(launches.rows.begin(), launches.rows.end(), [](const LaunchRow& row) { return is_aligned(row.kind); });
+  return std::any_of(launches.rows.begin(), launches.rows.end(),
+                     [](const LaunchRow& row) { return is_aligned(row.kind); });
 }
 
 class Scanner {

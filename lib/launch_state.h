@@ -50,7 +50,8 @@ class BufferStates {
     Digest digest;
     LaunchRef writer;
     uint64_t age = 0;  // order of the writes
-    bool found = false;  // as it was when a launch was first handed it; nobody is known to have written it, then or since
+    bool found =
+        false;  // as it was when a launch was first handed it; nobody is known to have written it, then or since
   };
   using Lookup = std::function<std::vector<Part>(uint64_t allocation)>;
 

@@ -269,12 +269,15 @@ void note_found_buffers(const LaunchScan& launches, std::vector<std::string>* ou
   }
   if (found == 0) return;
   out->push_back(fmt::format(
-      "{} differed when first seen and no launch is known to have changed {} since: it may be memory that nobody initialised, and a "
-      "number among a launch's parameters that happens to point there. With --inputs the recording tells what a launch found "
+      "{} differed when first seen and no launch is known to have changed {} since: it may be memory that nobody "
+      "initialised, and a "
+      "number among a launch's parameters that happens to point there. With --inputs the recording tells what a launch "
+      "found "
       "from what it left{}",
       counted(found, "undecided buffer"), found == 1 ? "it" : "them",
-      workspaces == 0 ? ""
-                      : "; 32 MiB is the size of PyTorch's cuBLAS workspace, which CUBLAS_WORKSPACE_CONFIG=:0:0 does without"));
+      workspaces == 0
+          ? ""
+          : "; 32 MiB is the size of PyTorch's cuBLAS workspace, which CUBLAS_WORKSPACE_CONFIG=:0:0 does without"));
 }
 
 }  // namespace

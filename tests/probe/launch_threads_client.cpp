@@ -1,6 +1,7 @@
 // A process whose threads are the ranks of a job and call CUDA and NCCL at the same time, on the fakes of both:
 // launch_threads_client LIBCUDA SCENARIO.
-//   ranks        in each step the ranks are threads of their own, which end with it. Prints "right" when every all-reduce
+//   ranks        in each step the ranks are threads of their own, which end with it. Prints "right" when every
+//   all-reduce
 //                gave what it must
 //   failing      likewise; one call of the driver in fifty is out of memory, the probe's own calls as well as the
 //                program's, which goes on without what it did not get
@@ -243,12 +244,15 @@ int main(int count, char** words) {
   Gpu gpu(words[1]);
   const std::string scenario = words[2];
   Job job{gpu, {}, scenario == "failing", false};
-  const auto fill = +[](float* out, float value) { for (size_t i = 0; i < kCount; ++i) out[i] = value; };
+  const auto fill = +[](float* out, float value) {
+    for (size_t i = 0; i < kCount; ++i) out[i] = value;
+  };
   job.kernels.put = gpu.kernel("put", fill);
   job.kernels.mark = gpu.kernel("mark", fill);
-  job.kernels.put_all = gpu.kernel("put_all", +[](Large large, float value) {
-    for (float* buffer : large.buffers) buffer[0] = value;
-  });
+  job.kernels.put_all = gpu.kernel(
+      "put_all", +[](Large large, float value) {
+        for (float* buffer : large.buffers) buffer[0] = value;
+      });
   if (std::getenv("SLOW")) gpu.find<decltype(fake_cuda_set_mode)>("fake_cuda_set_mode")(kFakeSlow);
   if (scenario == "marks") return marks(job), 0;
   if (scenario == "many_marks") return many_marks(job), 0;

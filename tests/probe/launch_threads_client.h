@@ -5,7 +5,7 @@
 
 namespace launch_threads {
 
-inline constexpr int kRanks = 4;          // threads, in each step anew
+inline constexpr int kRanks = 4;  // threads, in each step anew
 inline constexpr int kSteps = 6;
 inline constexpr int kRounds = 48;        // of launches, a rank and step
 inline constexpr size_t kCount = 64;      // floats of a buffer

@@ -1,5 +1,6 @@
-// Threads as ranks of one process: what they launch at the same time is recorded, each row with the digests that are its own,
-// and nothing of the probe is used by one thread while another changes or frees it (built with a sanitizer, this says so).
+// Threads as ranks of one process: what they launch at the same time is recorded, each row with the digests that are
+// its own, and nothing of the probe is used by one thread while another changes or frees it (built with a sanitizer,
+// this says so).
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -16,7 +17,8 @@ using namespace launch_threads;
 namespace {
 
 probe_test::Outcome run_ranks(const std::string& run, const std::string& scenario, const Environment& more = {}) {
-  Environment environment = under_probe(run, {{"FORKPOINT_LEVEL", "launch"}, {"FORKPOINT_CUPTI", client_path("libcupti.so.13")}});
+  Environment environment =
+      under_probe(run, {{"FORKPOINT_LEVEL", "launch"}, {"FORKPOINT_CUPTI", client_path("libcupti.so.13")}});
   environment.insert(more.begin(), more.end());
   return run_program({client_path("launch_threads_client"), client_path("libcuda.so.1"), scenario}, environment);
 }
@@ -76,7 +78,9 @@ void check_complete(const Environment& more) {
 
 }  // namespace
 
-TEST_CASE("what ranks that are threads launch at the same time is recorded whole, each launch with its own digests") { check_complete({}); }
+TEST_CASE("what ranks that are threads launch at the same time is recorded whole, each launch with its own digests") {
+  check_complete({});
+}
 
 TEST_CASE("and where the device is slow, and the ring is short") {
   check_complete({{"SLOW", "1"}, {"FORKPOINT_RING_SLOTS", "256"}, {"FORKPOINT_RING_WAIT_MS", "20000"}});
@@ -138,7 +142,8 @@ TEST_CASE("a range and the kernel in it that both match are one mark, whatever o
   const Marked marked("marks");
   REQUIRE(marked.steps() == numbers_to(kSteps));
   CHECK(marked.kernels_of(1) == std::vector<std::string>{"mark"});
-  for (size_t step = 2; step <= kSteps; ++step) CHECK(marked.kernels_of(step) == std::vector<std::string>{"mark", "put"});
+  for (size_t step = 2; step <= kSteps; ++step)
+    CHECK(marked.kernels_of(step) == std::vector<std::string>{"mark", "put"});
 }
 
 TEST_CASE("steps that several threads begin at once follow each other in the stream, and none is lost") {
