@@ -30,8 +30,7 @@ __device__ inline uint32_t digit_of(const SortWork& work, uint32_t key) {
   return key >> work.shift & ((1u << work.bits) - 1);
 }
 
-extern "C" __global__ void __launch_bounds__(kSortThreads)
-    forkpoint_sort_count(const __grid_constant__ SortWork work) {
+extern "C" __global__ void __launch_bounds__(kSortThreads) forkpoint_sort_count(const __grid_constant__ SortWork work) {
   __shared__ uint32_t bins[kMostBins];
   const int bin_count = 1 << work.bits;
   for (int bin = static_cast<int>(threadIdx.x); bin < bin_count; bin += kSortThreads) bins[bin] = 0;

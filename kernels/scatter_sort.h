@@ -37,7 +37,7 @@ struct IndexView {
   const void* data;
   int64_t strides[3];  // in elements; 0 where it is the same all along
   int64_t blocks, length, columns;
-  int64_t rows;  // of out, that an element of the index names
+  int64_t rows;     // of out, that an element of the index names
   int64_t padding;  // an element that is left out; -1: none is
   uint32_t flags;
 

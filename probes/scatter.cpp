@@ -91,9 +91,8 @@ int launch_plan(const CudaDriver& driver, const LoadedScatter& loaded, const Sor
     void* parameters[] = {&plan.digits[digit]};
     for (const int kernel : {kSortCount, kSortMove}) {
       if (kernel == kSortCount && plan.digits[digit].alone) continue;
-      const CUresult result =
-          driver.cuLaunchKernel_(loaded.kernels[kernel], plan.blocks, 1, 1, scatter::kSortThreads, 1, 1, 0,
-                                 static_cast<CUstream>(call.stream), parameters, nullptr);
+      const CUresult result = driver.cuLaunchKernel_(loaded.kernels[kernel], plan.blocks, 1, 1, scatter::kSortThreads,
+                                                     1, 1, 0, static_cast<CUstream>(call.stream), parameters, nullptr);
       if (result != CUDA_SUCCESS) return static_cast<int>(result);
     }
   }
@@ -113,15 +112,13 @@ int with_kernels(Function function) {
 }  // namespace
 
 int launch_scatter(const ScatterCall& call) {
-  return with_kernels([&](const CudaDriver& driver, const LoadedScatter& loaded) {
-    return launch_plan(driver, loaded, call);
-  });
+  return with_kernels(
+      [&](const CudaDriver& driver, const LoadedScatter& loaded) { return launch_plan(driver, loaded, call); });
 }
 
 int launch_sort(const SortCall& call) {
-  return with_kernels([&](const CudaDriver& driver, const LoadedScatter& loaded) {
-    return launch_plan(driver, loaded, call);
-  });
+  return with_kernels(
+      [&](const CudaDriver& driver, const LoadedScatter& loaded) { return launch_plan(driver, loaded, call); });
 }
 
 int launch_scatter_by_index(const ScatterCall& call, const scatter::IndexView& index, void* scratch) {

@@ -159,9 +159,10 @@ TEST_CASE("scatter sort: an index of three dimensions, spread along any of them,
     const int64_t sizes[] = {spread & 1 ? 1 : blocks, spread & 2 ? 1 : length, spread & 4 ? 1 : columns};
     const std::vector<int64_t> wide = random_index(static_cast<size_t>(sizes[0] * sizes[1] * sizes[2]), 0, rows);
     const std::vector<int32_t> narrow(wide.begin(), wide.end());
-    IndexView index{wide.data(),
-                    {spread & 1 ? 0 : sizes[1] * sizes[2], spread & 2 ? 0 : sizes[2], spread & 4 ? 0 : 1},
-                    blocks, length, columns, rows, -1, kIndexWide};
+    IndexView index{wide.data(), {spread & 1 ? 0 : sizes[1] * sizes[2], spread & 2 ? 0 : sizes[2], spread & 4 ? 0 : 1},
+                    blocks,      length,
+                    columns,     rows,
+                    -1,          kIndexWide};
     std::vector<uint32_t> keys;
     for (int64_t b = 0; b < blocks; ++b)
       for (int64_t l = 0; l < length; ++l)
