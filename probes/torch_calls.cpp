@@ -12,6 +12,7 @@
 #include "probes/recorder.h"
 #include "probes/step_marks.h"
 #include "probes/torch_bridge.h"
+#include "probes/torch_graph.h"
 #include "probes/torch_many.h"
 #include "probes/torch_scatter.h"
 #include "probes/torch_tensor.h"
@@ -361,6 +362,14 @@ PythonObject* call_say(FORKPOINT_CALL_PARAMETERS) {
   return none();
 }
 
+// ---- Autograd's graph
+
+PythonObject* call_contributions(FORKPOINT_CALL_PARAMETERS) {
+  FORKPOINT_ARGUMENTS("contributions", 4, "starts", "edges", "oldest", "most");
+  const GraphWalk walk = {arguments.object(0), arguments.object(1), static_cast<uint64_t>(arguments.number(2)), arguments.number(3)};
+  return arguments.good() ? find_contributions(*api, walk) : nullptr;
+}
+
 // ---- Of a process that sleeps until `forkpoint attach` wakes it
 
 PythonObject* call_torch_imported(FORKPOINT_CALL_PARAMETERS) {
@@ -423,6 +432,7 @@ constexpr Function kFunctions[] = {
     {"limit", call_limit},         {"gap", call_gap},
     {"say", call_say},             {"argument", call_argument},
     {"torch_imported", call_torch_imported}, {"awake", call_awake},
+    {"contributions", call_contributions},
     {"scatter", call_scatter}, {"load_scatter", call_load_scatter},
     {"scatter_by_index", call_scatter_by_index}, {"sort_by_index", call_sort_by_index},
     {"scatter_scratch", call_scatter_scratch},

@@ -6,6 +6,7 @@ made inside of it send along the edges to where its input came from, before othe
 import functools
 
 import torch
+from torch import Tensor
 from torch._C import _current_graph_task_id as graph_task
 from torch.nn import Parameter
 
@@ -42,6 +43,12 @@ def _whole_base(view):
     return base if base.grad_fn is not None and base.numel() == view.numel() else None
 
 
+def _put_plain(frame, role, name, tensor):
+    """put(), the short way where there is one: what hooks hand over is a plain tensor nearly always."""
+    if type(tensor) is not Tensor or not native.tensor(frame, role, name, tensor):
+        put(frame, role, name, tensor)
+
+
 def _on_output(layer, places, done=None, innermost=True):
     """places: (number of the node's output, name). innermost: what the node launches is this layer's, and not that of one
     inside of it whose output is this layer's as well."""
@@ -58,7 +65,7 @@ def _on_output(layer, places, done=None, innermost=True):
             for number, name in places:
                 grad = grads[number]
                 if grad is not None and not (names.lean and grad.is_cuda):
-                    put(frame, INPUT, name, grad)
+                    _put_plain(frame, INPUT, name, grad)
         except Exception as error:
             failed("a hook before a node", error)
         return None
@@ -88,7 +95,7 @@ def _on_input(layer, places, after_frame):
         try:
             for number, name in places:
                 if grad_inputs[number] is not None:
-                    put(frame, OUTPUT, name, grad_inputs[number])
+                    _put_plain(frame, OUTPUT, name, grad_inputs[number])
             native.set_backward(after_frame)
         except Exception as error:
             failed("a hook after a node", error)
@@ -101,6 +108,11 @@ def watch(layer, edges, outputs, outer, oldest, taken):
     """Hooks onto the nodes of a call that just ended. outputs: (name, tensor). outer: Layer that the call was made in.
     oldest: sequence_number() at its beginning. taken: numbers of the nodes that gave the outputs of calls inside of the
     root's that ended before; this one's are added."""
+    if len(outputs) == 1:
+        tensor = outputs[0][1]
+        node = tensor.grad_fn
+        if node is not None and not tensor._is_view():
+            return _watch_one(layer, edges, node, tensor.output_nr, outputs[0][0], outer, oldest, taken)
     nodes = {}  # node -> [(number, name)], in the order of the outputs
     bases = []  # (node of the view, node of the base, number, name)
     for name, tensor in outputs:
@@ -130,50 +142,48 @@ def watch(layer, edges, outputs, outer, oldest, taken):
         if node not in origins and view not in origins:
             node.register_prehook(_on_base(layer, number, name, done[view]))
     if edges:
-        _watch_inputs(layer, edges, nodes, origins, outer.backward if outer is not None else 0, oldest)
+        _watch_inputs(layer, edges, nodes, outer.backward if outer is not None else 0, oldest)
 
 
-def _watch_inputs(layer, edges, starts, origins, outer_frame, oldest):
-    found = _contributions(edges, starts, origins, oldest, _MOST_NODES[layer.is_leaf])
-    if found is None:
-        if layer.is_leaf:
+def _watch_one(layer, edges, node, number, name, outer, oldest, taken):
+    """The same of a module with one output that is no view, as most have. It has the same hook in each call: kept."""
+    for edge in edges or ():
+        if edge[1] is node:
+            return  # it handed its input on
+    made = node._sequence_nr()
+    key = number, name, made not in taken
+    hook = layer.hooks.get(key)
+    if hook is None:
+        hook = layer.hooks[key] = _on_output(layer, ((number, _grad_name(name)),), None, key[2])
+    node.register_prehook(hook)
+    taken.add(made)
+    if edges:
+        _watch_inputs(layer, edges, (node,), outer.backward if outer is not None else 0, oldest)
+
+
+def _watch_inputs(layer, edges, starts, outer_frame, oldest):
+    found = native.contributions(starts, edges, oldest, _MOST_NODES[layer.is_leaf])
+    if not found:
+        if found is None and layer.is_leaf:
             limit_once("grad_input of a module with more than %d nodes" % _MOST_NODES[True], layer.name)
         return
-    by_node = {}
-    for name, places in found.items():
+    if len(found) == 3:
+        name, node, place = found
+        key = place, name, outer_frame, 0
+        hook = layer.hooks.get(key)
+        if hook is None:
+            hook = layer.hooks[key] = _on_input(layer, ((place, _grad_name(name)),), outer_frame)
+        node.register_hook(hook)
+        return
+    by_name, by_node = {}, {}
+    for at in range(0, len(found), 3):
+        by_name.setdefault(found[at], []).append(found[at + 1:at + 3])
+    for name, places in by_name.items():
         for i, (node, number) in enumerate(places):
             full = _grad_name(name) if len(places) == 1 else "grad_%s/%dof%d" % (name, i + 1, len(places))
             by_node.setdefault(node, []).append((number, full))
     for node, places in by_node.items():
         node.register_hook(_on_input(layer, places, outer_frame))
-
-
-def _contributions(edges, starts, origins, oldest, most):
-    """{name: [(node, number of its next function)]} in the order of a breadth-first walk; None: too many nodes."""
-    wanted = {(node, number): name for name, node, number, leaf in reversed(edges) if node is not None}
-    leaves = {id(leaf): name for name, node, number, leaf in edges if leaf is not None}
-    found, seen, queue, at = {}, set(starts), [n for n in starts if n not in origins], 0
-    while at < len(queue):
-        node = queue[at]
-        at += 1
-        for k, (following, number) in enumerate(node.next_functions):
-            if following is None:
-                continue
-            name = wanted.get((following, number))
-            if name is None:
-                made = following._sequence_nr()
-                if made == _LEAF:
-                    name = leaves.get(id(getattr(following, "variable", None))) if leaves else None
-                    if name is None:
-                        continue
-            if name is not None:
-                found.setdefault(name, []).append((node, k))
-            elif made >= oldest and following not in seen and following not in origins:
-                seen.add(following)
-                queue.append(following)
-                if len(queue) > most:
-                    return None
-    return found
 
 
 _grad_names = {}
@@ -205,8 +215,12 @@ class _Gradient:
             if getattr(parameter, "grad_added_to_main_grad", False):
                 # Megatron's fused kernels have added it to what is accumulated, and nobody wrote what `grad` holds.
                 put(self.frame, GRADIENT, self.main_name, parameter.main_grad, 0, names.boxes.get(id(parameter)))
-            elif parameter.grad is not None:
-                put(self.frame, GRADIENT, self.name, parameter.grad, 0, names.boxes.get(id(parameter)))
+            else:
+                grad = parameter.grad
+                if grad is None:
+                    return
+                if names.boxes or type(grad) is not Tensor or not native.tensor(self.frame, GRADIENT, self.name, grad):
+                    put(self.frame, GRADIENT, self.name, grad, 0, names.boxes.get(id(parameter)))
         except Exception as error:
             failed("a parameter's hook", error)
 

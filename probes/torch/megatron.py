@@ -66,6 +66,8 @@ def _is_gated(module, whole):
 
 def find_cut(module, parts):
     """Where a module's parameters lie in the whole ones; a label for those that lie there in several pieces."""
+    if not _cuts and _parallel_state() is None:
+        return
     for parameter in module._parameters.values():
         cut = _cut(parameter, module) if type(parameter) in names.plain else None
         if cut is None:

@@ -27,7 +27,7 @@ _MOST_VALUES, _MOST_DEPTH, _MOST_NAMES = 1024, 12, 65536
 class Layer:
     """One module: its name and the interned frames of its phases (forward by flags: training, eval, recompute)."""
 
-    __slots__ = ("name", "reference", "forward", "backward", "is_leaf", "tree", "number")
+    __slots__ = ("name", "reference", "forward", "backward", "is_leaf", "tree", "number", "hooks")
 
     def __init__(self, name, reference, is_leaf):
         self.name = name
@@ -37,6 +37,7 @@ class Layer:
         self.is_leaf = is_leaf
         self.tree = None    # the Tree that it belongs to
         self.number = None  # (name, number) in tree.extra, of a module outside of the tree
+        self.hooks = {}     # see backward._watch_one
 
 
 class Tree:
