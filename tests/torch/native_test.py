@@ -36,6 +36,10 @@ def main():
     assert "unreadable" not in found and "wrong" not in found
     places = {name: (found[name]["global_shape"], found[name]["global_offset"]) for name in ("part", "whole", "flat")}
     assert places == {"part": ([12, 7], [6, 0]), "whole": (None, None), "flat": ([100], [58])}, places
+    with tempfile.TemporaryDirectory() as folder:
+        preload = {"LD_PRELOAD": str(BUILD / "libforkpoint.so"), "FORKPOINT_RUN": folder, "FORKPOINT_LEVEL": "layer"}
+        walked = run([sys.executable, PROGRAMS / "native_walks.py"], **preload)
+    assert (walked.status, walked.stdout, walked.stderr) == (0, "", ""), walked
     print(f"{len(names)} tensors of torch: as they lie, copied and as bytes they have one digest")
 
 
