@@ -35,8 +35,8 @@ def grown(values, count, dice):
     for _ in range(count):
         a, b = dice.choice(values), dice.choice(values)
         kind = dice.randrange(4)
-        values = values + ([a + b], [a * 2], list(a.split(1)), [torch.sin(a) * b])[kind]
-    return [value.expand(2).clone() if value.numel() == 1 else value for value in values]
+        values = values + ([a + b], [a * 2], list(torch.stack([a, b]).unbind(0)), [torch.sin(a) * b])[kind]
+    return values
 
 
 dice, walks, edges_found, too_large = random.Random(4), 0, 0, 0
@@ -45,7 +45,7 @@ for _ in range(150):
     outside = grown(leaves, 4, dice)
     oldest = torch._C._autograd._get_sequence_nr()
     inside = grown(outside + [torch.ones(2, requires_grad=True)], dice.randrange(1, 14), dice)
-    inputs = dice.sample(outside, 3)
+    inputs = [*dice.sample(outside, 2), dice.choice(inside)]
     edges = [(f"i{n}", t.grad_fn, t.output_nr if t.grad_fn else 0, None if t.grad_fn else t) for n, t in enumerate(inputs)]
     starts = tuple({t.grad_fn: None for t in inside[-2:] if t.grad_fn is not None})
     for most in (3, 96):
