@@ -273,12 +273,21 @@ double nccl_scalar(const void* data, int type) {
   }
 }
 
+namespace {
+
+// The torch bridge's scope around what is beside the training: saving, loading, pickled objects, barriers (torch/aside.py).
+bool is_aside(const ScopeFrame& frame) {
+  return frame.phase == static_cast<int8_t>(Phase::state) && (frame.flags & kRecordEval) != 0 && !frame.layer;
+}
+
+}  // namespace
+
 bool record_nccl_inputs(const NcclCall& call, const NcclLibrary* library, NcclOutput* output) {
   bool to_finish = false;
   if (!call.comm) return false;  // NCCL refuses it
   within_probe([&](const Token& token) {
     const ScopeStack* stack = ScopeStack::of_thread_if_any(token);
-    if (stack && stack->top().collective) return;  // the program reports it itself
+    if (stack && (stack->top().collective || is_aside(stack->top()))) return;  // the program reports it itself, or nobody does
     NcclCommunicator* communicator = nccl_communicators.find(token, call.comm, library);
     if (!communicator) return recorder.lose_records(Loss::nccl_communicator, 1);
     to_finish = CallRecorder(token, call, *communicator).run(output);

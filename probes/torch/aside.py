@@ -1,6 +1,6 @@
-"""What a job does beside its training: checkpoints that it saves and loads, objects that its ranks exchange pickled. The
-collectives of that are marked as an evaluation's are: compared where both runs have them, and no difference in themselves
-where only one does, as a run that saves is the same training as one that does not."""
+"""What a job does beside its training: checkpoints that it saves and loads, objects that its ranks exchange pickled, barriers.
+The collectives of that are not recorded (probes/nccl_records.cpp knows them by the scope that is open here): a run that saves is
+the same training as one that does not, and what saving sends is not what loading does. The run says so as a limit."""
 import functools
 import sys
 import threading
@@ -13,6 +13,7 @@ from .names import EVAL, STATE, failed
 
 PICKLED = ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send_object_list",
            "recv_object_list", "_broadcast_object_list")
+BARRIERS = ("barrier", "monitored_barrier")  # of NCCL an all-reduce of one number, which nobody reads
 _STATES = tuple("%s_%sstate_dict" % (verb, what) for verb in ("get", "set") for what in ("", "model_", "optimizer_"))
 # Module, its functions, the package that has them under their names too.
 _CHECKPOINTS = (("megatron.core.dist_checkpointing.serialization", ("save", "load"), "megatron.core.dist_checkpointing"),
@@ -84,7 +85,7 @@ def _imported(names, package):
 
 
 def install():
-    _wrap(PICKLED, torch.distributed, torch.distributed.distributed_c10d)
+    _wrap(PICKLED + BARRIERS, torch.distributed, torch.distributed.distributed_c10d)
     # Right behind their import, before anybody can have taken a function out of them: a job that imports them where it
     # first saves, or resumes, is the same training as one that does neither.
     for module, names, package in _CHECKPOINTS:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from . import _native as native
 from . import aside, futures, steps
-from .names import COLLECTIVE, EVAL, INPUT, OUTPUT, failed, limit_once, put
+from .names import COLLECTIVE, INPUT, OUTPUT, failed, limit_once, put
 
 BELOW = torch._C.DispatchKey.BackendSelect
 
@@ -129,7 +129,7 @@ def _group(boxed):
 
 
 def _frame(op, group):
-    layer, flags = steps.current_layer() if not aside.is_open() else ("", EVAL)
+    layer, flags = steps.current_layer()
     key = op, group.handle, layer, flags
     handle = _frames.get(key)
     if handle is None:
@@ -235,7 +235,7 @@ class _Operator:
                 _say_unseen(self.value("process_group", args, kwargs), device)
             return None
         by_engine, pickled = _called_by(3)
-        if pickled:
+        if pickled or aside.is_open():
             return None
         group = _group(self.value("process_group", args, kwargs))
         frame = _frame(self.op, group)
@@ -341,8 +341,6 @@ def _register():
             library.impl(name, _Operator(name), "BackendSelect", with_keyset=True)
         else:
             limit_once("collectives of torch.distributed that this torch has under another name", name)
-    # Said of every job: saving a checkpoint may be all that it does so, and that is no difference between two runs.
-    limit_once("objects that are exchanged pickled (all_gather_object and its like)")
     functional = torch.library.Library("_c10d_functional", "IMPL")
     if hasattr(torch.ops._c10d_functional, "wait_tensor"):
         functional.impl("wait_tensor", _wait_tensor, "BackendSelect", with_keyset=True)
@@ -353,6 +351,8 @@ def _registering(original):
     @functools.wraps(original)
     def register_backend(self, device, backend_type, *args, **kwargs):
         try:
+            # Said of every job: saving a checkpoint may be all that it does so, and that is no difference between two runs.
+            limit_once("collectives of saving and loading checkpoints, of objects that are exchanged pickled, and of barriers")
             if device.type == "cpu":
                 _register()
         except Exception as error:
