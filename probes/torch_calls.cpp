@@ -366,7 +366,8 @@ PythonObject* call_say(FORKPOINT_CALL_PARAMETERS) {
 
 PythonObject* call_contributions(FORKPOINT_CALL_PARAMETERS) {
   FORKPOINT_ARGUMENTS("contributions", 4, "starts", "edges", "oldest", "most");
-  const GraphWalk walk = {arguments.object(0), arguments.object(1), static_cast<uint64_t>(arguments.number(2)), arguments.number(3)};
+  const auto oldest = static_cast<uint64_t>(arguments.number(2));
+  const GraphWalk walk = {arguments.object(0), arguments.object(1), oldest, arguments.number(3)};
   return arguments.good() ? find_contributions(*api, walk) : nullptr;
 }
 

@@ -20,7 +20,7 @@ const GraphNames& graph_names(const Python& python) {
   return names;
 }
 
-// A node is one Python object for as long as that is referred to: what is compared by its address is held until the end.
+// A node is one Python object for as long as that is referred to: what is compared by its address is held to the end.
 class Walk {
  public:
   Walk(const Python& python, const GraphWalk& walk)
@@ -97,7 +97,8 @@ class Walk {
       if (has_leaves_ && !name_of_leaf(next, &name)) return false;
       return !name || note(name, node, place);
     }
-    if (made < walk_.oldest || is_origin(next) || std::find(seen_.begin(), seen_.end(), next) != seen_.end()) return true;
+    const bool seen = std::find(seen_.begin(), seen_.end(), next) != seen_.end();
+    if (seen || made < walk_.oldest || is_origin(next)) return true;
     see(next);
     queue_.push_back(next);
     too_many_ = static_cast<int64_t>(queue_.size()) > walk_.most;

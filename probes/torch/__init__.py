@@ -1,7 +1,8 @@
 """The bridge between PyTorch and the probe. The package's modules lie in libforkpoint.so and are run when first imported.
 
-A Python that never imports torch runs this file only (and early.py, in deterministic mode): it is to stay small. It is run as soon as
-the interpreter answers, which may be in the middle of its own first imports: it imports nothing that has Python code."""
+A Python that never imports torch runs this file only (and early.py, in deterministic mode): it is to stay small. It is
+run as soon as the interpreter answers, which may be in the middle of its own first imports: it imports nothing that has
+Python code."""
 import sys
 from _frozen_importlib import ModuleSpec
 

@@ -16,10 +16,11 @@ PICKLED = ("all_gather_object", "gather_object", "broadcast_object_list", "scatt
 BARRIERS = ("barrier", "monitored_barrier")  # of NCCL an all-reduce of one number, which nobody reads
 _STATES = tuple("%s_%sstate_dict" % (verb, what) for verb in ("get", "set") for what in ("", "model_", "optimizer_"))
 # Module, its functions, the package that has them under their names too.
-_CHECKPOINTS = (("megatron.core.dist_checkpointing.serialization", ("save", "load"), "megatron.core.dist_checkpointing"),
-                ("torch.distributed.checkpoint.state_dict_saver", ("save", "async_save"), "torch.distributed.checkpoint"),
-                ("torch.distributed.checkpoint.state_dict_loader", ("load",), "torch.distributed.checkpoint"),
-                ("torch.distributed.checkpoint.state_dict", _STATES, ""))
+_CHECKPOINTS = (
+    ("megatron.core.dist_checkpointing.serialization", ("save", "load"), "megatron.core.dist_checkpointing"),
+    ("torch.distributed.checkpoint.state_dict_saver", ("save", "async_save"), "torch.distributed.checkpoint"),
+    ("torch.distributed.checkpoint.state_dict_loader", ("load",), "torch.distributed.checkpoint"),
+    ("torch.distributed.checkpoint.state_dict", _STATES, ""))
 _thread = threading.local()
 _wrapped = set()
 
@@ -60,7 +61,7 @@ def _wrap(names, *modules):
 
 
 def quietly(original):
-    """A step on gradients of zero, by which states are made that a checkpoint is loaded into: none of the training's."""
+    """A step on gradients of zero makes the states that a checkpoint is loaded into: none of the training's."""
     @functools.wraps(original)
     def step(*args, **kwargs):
         was, steps.listening = steps.listening, False

@@ -1,5 +1,5 @@
-"""Attention under deterministic mode: flash_attn's functions are asked for their deterministic backward, and PyTorch's own
-runs under the only mode in which it is deterministic."""
+"""Attention under deterministic mode: flash_attn's functions are asked for their deterministic backward, and PyTorch's
+own runs under the only mode in which it is deterministic."""
 import functools
 import inspect
 import os
@@ -34,8 +34,8 @@ _strict_lock = threading.Lock()
 
 
 def watch():
-    """PyTorch's own attention is deterministic only where deterministic algorithms are on and do not merely warn. So they
-    are, for as long as its forward and its backward take."""
+    """PyTorch's own attention is deterministic only where deterministic algorithms are on and do not merely warn. So
+    they are, for as long as its forward and its backward take."""
     functional = torch.nn.functional
     original = functional.scaled_dot_product_attention
 
@@ -77,7 +77,7 @@ def _attention_node(node):
 
 
 def _begin_strict():
-    """Whether an _end_strict is due. The mode is the process's: backward passes of several devices may want it at once."""
+    """Whether an _end_strict is due. The mode is the process's: backward passes of several devices may want it."""
     global _before_strict, _strict_depth
     with _strict_lock:
         if _strict_depth == 0:

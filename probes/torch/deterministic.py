@@ -194,7 +194,7 @@ def tell():
 
 
 def _precisions():
-    """What floats of 32 bits are multiplied in. A program that uses the newer interface (2.9) makes reading the older one raise."""
+    """What floats of 32 bits are multiplied in. Where a program uses the newer interface (2.9) the older one raises."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     if hasattr(torch.backends, "fp32_precision"):
         return [("torch.matmul.fp32_precision", str(matmul.fp32_precision)),

@@ -1,5 +1,5 @@
-"""What is to be done right after the import of a module, before whoever imports it sees it. Imports nothing but what has no
-Python code, as early.py says."""
+"""What is to be done right after the import of a module, before whoever imports it sees it. Imports nothing but what
+has no Python code, as early.py says."""
 import sys
 
 _after = {}      # name of a module -> functions of the module

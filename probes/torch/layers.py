@@ -168,10 +168,10 @@ def _record_inputs(call, frame, flags, module, args, caller):
 
 
 def _leave_to_hooks(call, module, parameters, caller):
-    """The module's own pre-hooks run behind ours, and may be what waits for its parameters (an all-gather that overlaps with
-    other layers, as of Megatron's optimizer, ZeRO-3 or a prefetch written by hand): before them memory holds anything. So
-    these are recorded when forward() has begun, see settle(). Gives the others: buffers, and shards, which are as they are
-    before such a hook gathers them."""
+    """The module's own pre-hooks run behind ours, and may be what waits for its parameters (an all-gather that overlaps
+    with other layers, as of Megatron's optimizer, ZeRO-3 or a prefetch written by hand): before them memory holds
+    anything. So these are recorded when forward() has begun, see settle(). Gives the others: buffers, and shards, which
+    are as they are before such a hook gathers them."""
     plain = names.plain
     held = [name for name, parameter in module._parameters.items() if type(parameter) in plain]
     if not held:
@@ -191,13 +191,13 @@ def _is_in_forward(caller):
         import dis
 
         loads = [(i.offset, i.argval) for i in dis.get_instructions(code) if i.opname.startswith("LOAD_")]
-        places = [at for at, what in loads if what == "forward_call" or isinstance(what, tuple) and "forward_call" in what]
+        places = [at for at, what in loads if "forward_call" in (what if isinstance(what, tuple) else (what,))]
         place = _forward_calls[code] = max(places, default=1 << 62)
     return caller.f_lasti > place
 
 
 def settle():
-    """Called before anything is recorded that happens inside of the innermost layer that is open: its inputs come first."""
+    """Called before anything is recorded that happens inside of the innermost open layer: its inputs come first."""
     stack = _thread.stack
     if stack and stack[-1].held is not None and _is_in_forward(stack[-1].caller):
         _record_held(stack[-1])

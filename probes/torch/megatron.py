@@ -145,8 +145,8 @@ def _unsettle(optimizer):
     those of the step before, or are being written: also those of which this rank holds no part."""
     for buffer in getattr(optimizer, "buffers", None) or ():
         names.unsettled.update(id(parameter) for parameter in getattr(buffer, "params", ()))
-    limit_once("parameters whose all-gather overlaps with the next forward pass: a step's end has each rank's own part, and what "
-               "the others send is recorded where a layer uses it")
+    limit_once("parameters whose all-gather overlaps with the next forward pass: a step's end has each rank's own "
+               "part, and what the others send is recorded where a layer uses it")
 
 
 def _flat_box(model, copy, first):

@@ -30,7 +30,7 @@ on_backward = []   # when a backward pass that is not a part of another has ende
 on_stepped = []    # functions called with an optimizer that has stepped
 current_layer = lambda: ("", 0)  # noqa: E731: (name, flags) of the module whose forward is open; layers.py puts its own
 thread_number = lambda: 0  # noqa: E731: of the calling thread; layers.py puts its own
-settle = lambda: None  # noqa: E731: to be called before what happens inside of a layer is recorded; layers.py puts its own
+settle = lambda: None  # noqa: E731: called before what happens inside of a layer is recorded; layers.py puts its own
 _lock = threading.RLock()
 _thread = threading.local()  # .backward: the serial of the step in which this thread last ran a backward pass
 
@@ -261,7 +261,7 @@ def before_optimizer(optimizer, args, kwargs):
                 state.own_all(_whole)
                 begin(computed=True)
         own = optimizer._optimizer_step_pre_hooks
-        if own:  # they run behind ours, and may be what waits for a reduction: torch comes to the table when it has run these
+        if own:  # they run behind ours, and may be what waits for a reduction; torch looks there when ours have run
             own[_LAST] = _before_update
         else:
             _before_update(optimizer)
