@@ -2,9 +2,9 @@
 library whose functions have a default that does not repeat is changed as it is imported.
 
 It is run while the interpreter itself still starts. CPython serves the call that brings us here as soon as it can,
-which is in the middle of its own `import site`: of the standard library nothing is sure to be whole by then (of 3.12 it is
-`_collections_abc` that is half there). So this file imports nothing but what has no Python code, and asks of any module
-that is there already whether its import has ended."""
+which is in the middle of its own `import site`: of the standard library nothing is sure to be whole by then (of 3.12
+it is `_collections_abc` that is half there). So this file imports nothing but what has no Python code, and asks of any
+module that is there already whether its import has ended."""
 import sys
 
 from . import _native as native

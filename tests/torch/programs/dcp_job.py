@@ -1,4 +1,4 @@
-"""A rank of a DistributedDataParallel job that imports torch's distributed checkpoints where it first uses them:
+"""A rank of a data-parallel job that imports torch's distributed checkpoints where it first uses them:
 dcp_job.py straight | saving FOLDER (behind step 1) | resumed FOLDER (goes on with step 2)."""
 import os
 import sys
@@ -32,8 +32,7 @@ if __name__ == "__main__":
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=os.environ["MEETING"], rank=rank, world_size=world)
     torch.manual_seed(3)
-    # (Else it lays its buckets out anew behind the first step of a process, which is no step of the same number in two runs.)
-    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)), find_unused_parameters=True)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     first = 2 if kind == "resumed" else 0
     if first:
@@ -43,6 +42,8 @@ if __name__ == "__main__":
         loss = model(x).square().mean()
         optimizer.zero_grad()
         loss.backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
         optimizer.step()
         if kind == "saving" and step == 1:
             save(model, optimizer)
