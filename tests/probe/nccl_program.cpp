@@ -10,6 +10,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "tests/fakes/fake_cuda.h"
+
 namespace nccl_program {
 namespace {
 
@@ -70,6 +72,8 @@ void* captured(void* stream, const std::function<void()>& body) {
 }
 
 void launch_graph(void* graph, void* stream) { find<CUresult(void*, void*)>("cuGraphLaunch")(graph, stream); }
+
+void defer_device_work() { find<void(int)>("fake_cuda_set_mode")(kFakeDeferred); }
 
 void synchronize() { find<CUresult()>("cuCtxSynchronize")(); }
 

@@ -25,6 +25,7 @@ void order(void* first, void* then);
 // A graph of what body gives to `stream`, and to streams ordered behind it. nullptr: the capture fails, which it says.
 void* captured(void* stream, const std::function<void()>& body);
 void launch_graph(void* graph, void* stream);
+void defer_device_work();  // from now on, until the program waits for it
 void synchronize();
 
 // An id that all ranks of that name agree on.

@@ -444,16 +444,21 @@ void asked(const Ranks& ranks) {
   check(ncclGroupEnd(), "end");
   expect("child in a group", more, combined(ranks, kCount, plus));
 
-  // NCCL is slow on one rank only.
-  setenv("FAKE_NCCL_DELAY_MS", ranks.rank == 0 ? "200" : "0", 1);
+  // In one group with a call of NCCL's, which has it in the stream at once on rank 1 and late on rank 0.
+  NcclComm uneven = nullptr;
+  config.blocking = ranks.rank == 1;
+  const int later = ranks.rank == 1 ? 0 : 7;
+  check(ncclCommInitRankConfig(&uneven, ranks.size, shared_id(ranks, "uneven"), ranks.rank, &config), "init", later);
+  wait_until_ready(uneven);
+  setenv("FAKE_NCCL_DELAY_MS", "200", 1);
   void* stream = new_stream();
   float* mixed = device_floats(values_of(ranks.rank));
   float* told = device_floats(values_of(ranks.rank));
   check(ncclGroupStart(), "start");
-  check(ncclAllReduce(mixed, mixed, kCount, kFloat, kSum, comm, stream), "all-reduce");
-  check(ncclBroadcast(told, told, kCount, kFloat, 1, comm, stream), "broadcast");
-  check(ncclGroupEnd(), "end", 7);
-  wait_until_ready(comm);
+  check(ncclAllReduce(mixed, mixed, kCount, kFloat, kSum, uneven, stream), "all-reduce");
+  check(ncclBroadcast(told, told, kCount, kFloat, 1, uneven, stream), "broadcast");
+  check(ncclGroupEnd(), "end", later);
+  wait_until_ready(uneven);
   expect("mixed", mixed, combined(ranks, kCount, plus));
   expect("broadcast", told, values_of(1));
 }
@@ -475,25 +480,32 @@ void scaled_in_group(const Ranks& ranks) {
 // Calls of one graph on two streams that nothing but the communicator puts in order, and others around its replays.
 void in_graphs(const Ranks& ranks) {
   NcclComm comm = world_communicator(ranks);
-  void *left = new_stream(), *right = new_stream(), *other = new_stream();
-  const auto sum = combined(ranks, kCount, plus);
-  float* in = device_floats(values_of(ranks.rank));
+  // Of streams that do not wait for each other the fake device takes the youngest first: another one on each rank.
+  void* first = new_stream();
+  void *left = new_stream(), *right = new_stream(), *last = new_stream();
+  void* other = ranks.rank == 0 ? first : last;
+  float *in = device_floats(values_of(ranks.rank)), *more = device_floats(values_of(ranks.rank + 7));
+  std::vector<float> more_sum = values_of(7);
+  for (size_t i = 0; i < kCount; ++i) more_sum[i] += values_of(8)[i];
   float *a = device_floats(std::vector<float>(kCount)), *b = device_floats(std::vector<float>(kCount)),
-        *c = device_floats(std::vector<float>(kCount));
+        *before = device_floats(std::vector<float>(kCount)), *behind = device_floats(std::vector<float>(kCount));
   void* graph = captured(left, [&] {
     order(left, right);
     check(ncclAllReduce(in, a, kCount, kFloat, kSum, comm, right), "all-reduce");
     check(ncclAllReduce(in, b, kCount, kFloat, kSum, comm, left), "all-reduce");  // joins what is on the other stream
   });
   if (!graph) return;
+  defer_device_work();
   for (int i = 0; i < 3; ++i) {
-    check(ncclAllReduce(in, c, kCount, kFloat, kSum, comm, other), "all-reduce");
+    check(ncclAllReduce(more, before, kCount, kFloat, kSum, comm, other), "all-reduce");
     launch_graph(graph, left);
-    check(ncclAllReduce(in, c, kCount, kFloat, kSum, comm, other), "all-reduce");
+    if (getenv("BEHIND")) check(ncclAllReduce(more, behind, kCount, kFloat, kSum, comm, other), "all-reduce");
+    synchronize();
   }
-  expect("first of a graph", a, sum);
-  expect("second of a graph", b, sum);
-  expect("beside a graph", c, sum);
+  expect("first of a graph", a, combined(ranks, kCount, plus));
+  expect("second of a graph", b, combined(ranks, kCount, plus));
+  expect("before a graph", before, more_sum);
+  if (getenv("BEHIND")) expect("behind a graph", behind, more_sum);
 }
 
 const std::map<std::string, std::function<void(const Ranks&)>>& scenarios() {

@@ -155,12 +155,11 @@ TEST_CASE("where one member cannot even say what it can, the others hear that an
 }
 
 TEST_CASE("calls of one communicator follow each other within a graph, and before and behind its replays") {
-  for (const Environment& how : {kSwapped, kSlow}) {
+  for (const Environment& how : {Environment{}, Environment{{"BEHIND", "1"}}}) {
     NcclRun recorded;
-    record_nccl(&recorded, "in_graphs", 2, how);
+    record_nccl(&recorded, "in_graphs", 2, joined(how, kSwapped));
     INFO(recorded.outcome.out << recorded.outcome.err);
     CHECK(count_of(recorded.outcome.out, "WRONG") == 0);
-    CHECK(count_of(recorded.outcome.out, "of a graph right\n") == 4);
-    CHECK(count_of(recorded.outcome.out, "beside a graph right\n") == 2);
+    CHECK(count_of(recorded.outcome.out, " right\n") == (how.empty() ? 6 : 8));
   }
 }
