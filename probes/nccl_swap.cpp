@@ -124,8 +124,8 @@ void expect(const NcclLibrary& library, const Made& made) {
   communicators = one;
 }
 
-// Goes on with those that this thread has had made, since it may hold members that wait for each other, and with `comm`.
-// ready: NCCL says so of that.
+// Goes on with those that this thread has had made, since it may hold members that wait for each other, and with
+// `comm`. ready: NCCL says so of that.
 void advance_all(NcclComm comm, bool ready) {
   std::vector<SwapCommunicator*> waiting;
   {

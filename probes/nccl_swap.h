@@ -2,15 +2,15 @@
 // FORKPOINT_DETERMINISTIC names "collectives". The rest of NCCL is as it was.
 //
 // Whether a communicator's reductions are swapped is decided once, by all its members together, when it is made: each
-// says what it can, through NCCL itself, and only if every one can all of them do. One that NCCL makes in the background
-// is not ready (ncclCommGetAsyncError) before they have; where the program does not ask, its first reduction waits for
-// the members. Where not all devices reach each other's memory, the hosts differ or NCCL_P2P_* forbids it, inputs and
-// sums travel by NCCL's send and receive, added by the same rule, unless one process holds several of the members.
-// Otherwise all use NCCL; one line on stderr says why, and the run declares it. Which single calls are swapped follows
-// from what NCCL has equal on all members (type, op, count), never from where a buffer lies. A group that mixes swapped
-// calls with others waits at its end until NCCL has launched the others, on communicators that do not block too.
-// REQUIRES: all members of a communicator run under the probe with the same FORKPOINT_DETERMINISTIC, as the recorder
-// starts them.
+// says what it can, through NCCL itself, and only if every one can all of them do. One that NCCL makes in the
+// background is not ready (ncclCommGetAsyncError) before they have; where the program does not ask, its first reduction
+// waits for the members. Where not all devices reach each other's memory, the hosts differ or NCCL_P2P_* forbids it,
+// inputs and sums travel by NCCL's send and receive, added by the same rule, unless one process holds several of the
+// members. Otherwise all use NCCL; one line on stderr says why, and the run declares it. Which single calls are swapped
+// follows from what NCCL has equal on all members (type, op, count), never from where a buffer lies. A group that mixes
+// swapped calls with others waits at its end until NCCL has launched the others, on communicators that do not block
+// too. REQUIRES: all members of a communicator run under the probe with the same FORKPOINT_DETERMINISTIC, as the
+// recorder starts them.
 //
 // Costs a communicator 18 to 40 MB of device memory (kernels/deterministic_collective.h), which the next one takes over
 // when it is destroyed. Any thread; no lock is held across a call to NCCL or CUDA.

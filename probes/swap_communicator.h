@@ -86,7 +86,7 @@ class SwapCommunicator {
   NcclResult gather();
   void begin_round();
   bool round_is_over();
-  void wait_for_round();
+  bool has_heard();
   void end_round(bool heard);
   void end_decision();
   bool is_ready() const;
@@ -119,7 +119,8 @@ class SwapCommunicator {
   const SwapMode mode_;
   std::atomic<bool> prepared_{false}, decided_{false}, told_{false};
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
-  bool began_asking_ = false;
+  bool began_asking_ = false, said_ = false;
+  int64_t say_at_ns_ = 0;
   Awaits awaits_ = Awaits::nothing;
   NcclResult began_ = kNcclSuccess;  // what NCCL said to the round's call
   uint32_t round_ = 0;

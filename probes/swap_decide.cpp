@@ -222,13 +222,25 @@ void SwapCommunicator::judge(bool heard) {
 // ---- Rounds
 
 void SwapCommunicator::begin_round() {
+  say_at_ns_ = now_ns() + kPatienceNs;
   post();
   began_ = gather();
   awaits_ = Awaits::launch;
 }
 
-// Has this member heard the others, or failed? Does not wait.
+// Has this member heard the others, or failed? Does not wait. One that does not run under the probe never comes: then
+// this says so, once.
 bool SwapCommunicator::round_is_over() {
+  if (has_heard()) return true;
+  if (said_ || now_ns() < say_at_ns_) return false;
+  said_ = true;
+  say("a communicator of %d ranks waits for members to agree on deterministic collectives: is forkpoint, with the "
+      "same --deterministic, on every rank?",
+      size_);
+  return false;
+}
+
+bool SwapCommunicator::has_heard() {
   if (awaits_ == Awaits::launch) {
     if (began_ == kNcclInProgress &&
         (!library_.CommGetAsyncError || library_.CommGetAsyncError(handle.load(), &began_) != kNcclSuccess))
@@ -236,8 +248,8 @@ bool SwapCommunicator::round_is_over() {
     if (began_ == kNcclInProgress) return false;
     const size_t bytes = static_cast<size_t>(size_) * sizeof(Record);
     const bool copies = began_ == kNcclSuccess && enter_context();
-    if (copies && driver_.cuMemcpyDtoHAsync_(host_records_ + 1, records_ + sizeof(Record), bytes, exchange_) ==
-                      CUDA_SUCCESS)
+    if (copies &&
+        driver_.cuMemcpyDtoHAsync_(host_records_ + 1, records_ + sizeof(Record), bytes, exchange_) == CUDA_SUCCESS)
       awaits_ = Awaits::data;
     if (copies) leave_context();
     if (awaits_ != Awaits::data) return end_round(false), true;
@@ -265,20 +277,6 @@ void SwapCommunicator::end_decision() {
   decided_.store(true, std::memory_order_release);
 }
 
-// Waits for all members. One that does not run under the probe never comes: then this says so, once, and waits on.
-void SwapCommunicator::wait_for_round() {
-  const int64_t say_at_ns = now_ns() + kPatienceNs;
-  bool said = false;
-  while (!round_is_over()) {
-    futex_wait(nobody_wakes, 0, kPauseNs);
-    if (said || now_ns() < say_at_ns) continue;
-    said = true;
-    say("a communicator of %d ranks waits for members to agree on deterministic collectives: is forkpoint, with the "
-        "same --deterministic, on every rank?",
-        size_);
-  }
-}
-
 void SwapCommunicator::decide(SwapCommunicator* const* all, size_t count) {
   if (count > kMostAtOnce) {
     decide(all, kMostAtOnce);
@@ -296,7 +294,7 @@ void SwapCommunicator::decide(SwapCommunicator* const* all, size_t count) {
     for (size_t i = 0; i < count; ++i) {
       if (!asks[i]) continue;
       if (ended != kNcclSuccess) all[i]->began_ = ended;
-      all[i]->wait_for_round();
+      while (!all[i]->round_is_over()) futex_wait(nobody_wakes, 0, kPauseNs);
     }
   }
   for (size_t i = 0; i < count; ++i) all[i]->end_decision();

@@ -23,7 +23,8 @@ CUresult SwapCommunicator::capture_of(CUstream stream, uint64_t* capture) const 
 // the one before by an edge. The first of a graph waits for whatever was launched before the graph was, and each tells
 // who is launched later: by an event that lies outside, so that it is so for each replay.
 CUresult SwapCommunicator::order_before(CUstream stream, uint64_t capture) {
-  if (capture == 0) return any_launch_ ? driver_.cuStreamWaitEvent_(stream, last_, CU_EVENT_WAIT_DEFAULT) : CUDA_SUCCESS;
+  if (capture == 0)
+    return any_launch_ ? driver_.cuStreamWaitEvent_(stream, last_, CU_EVENT_WAIT_DEFAULT) : CUDA_SUCCESS;
   if (capture == capture_) return driver_.cuStreamWaitEvent_(stream, captured_, CU_EVENT_WAIT_DEFAULT);
   return driver_.cuStreamWaitEvent_(stream, last_, CU_EVENT_WAIT_EXTERNAL);
 }

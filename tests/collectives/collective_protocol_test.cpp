@@ -169,8 +169,8 @@ TEST_CASE("with more workers the runs are shared out without a gap") {
   }
 }
 
-// Slots are as few as the protocol allows, chunks many, and calls follow each other with other steps between a chunk and
-// its addition, so that whoever fills a slot too early spoils what is still to be read from it.
+// Slots are as few as the protocol allows, chunks many, and calls follow each other with other steps between a chunk
+// and its addition, so that whoever fills a slot too early spoils what is still to be read from it.
 TEST_CASE("slots are filled again only when they were read, whatever the lag and whoever owns, also between calls") {
   for (const uint32_t ranks : {2u, 3u, 4u}) {
     for (const uint32_t slots : {4u, 8u}) {
@@ -178,7 +178,8 @@ TEST_CASE("slots are filled again only when they were read, whatever the lag and
       for (uint32_t i = 0; i < 6; ++i) tunings.push_back(with(kPipelined, 1 + i % 3, i % 2 ? 2 : 3));
       for (int round = 0; round < kRounds; ++round) {
         std::vector<uint64_t> counts;
-        for (uint64_t i = 0; i < 18; ++i) counts.push_back(i % 3 == static_cast<uint64_t>(round) % 3 ? 40 + i : 1500 + 100 * i);
+        for (uint64_t i = 0; i < 18; ++i)
+          counts.push_back(i % 3 == static_cast<uint64_t>(round) % 3 ? 40 + i : 1500 + 100 * i);
         check_calls({ranks, 2, slots, tunings}, counts, 500 * ranks + slots + round, false);
       }
     }

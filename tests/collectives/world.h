@@ -130,8 +130,8 @@ class World {
     void* out;
   };
   using Calls = std::vector<std::pair<CollectiveSpec, std::vector<Rank>>>;  // of each rank its buffers
-  // Each rank makes the calls one after another, as on a stream, and waits for nobody but by the protocol; the i-th with
-  // tunings[i % size]. absent: a rank that does not come; the others are told to give up after some milliseconds.
+  // Each rank makes the calls one after another, as on a stream, and waits for nobody but by the protocol; the i-th
+  // with tunings[i % size]. absent: a rank that does not come; the others are told to give up after some milliseconds.
   using Tunings = std::vector<CollectiveTuning>;
   void run(const Calls& calls, const Tunings& tunings, int absent = -1);
   bool aborted() const { return abort_ != 0; }

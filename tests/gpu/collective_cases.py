@@ -84,7 +84,8 @@ def graphs():
         launch = ["bash", nccl_cases.HERE / "two_ranks.sh", "torchrun", *program]
         done = place.record_whole("a", ["env", "FORKPOINT_DETERMINISTIC=collectives", *launch], level="step")
         said = done.stdout.count("right\n")
-        ways = {row["value"] for row in place.show("a", "--records")["records"] if row["tensor"].endswith(WAY)}
+        records = place.show("a", "--records")["records"]
+        ways = {row["value"] for row in records if row["tensor"].endswith(WAY)}
         return f"{said} ranks right, in rank order: {sorted(ways)}", [] if said == 2 and ways == {1.0} else [done.stderr]
 
     return Case("collectives_graphs", play, "2 ranks right, in rank order: [1.0]", gpus=2, modules=("torch",))

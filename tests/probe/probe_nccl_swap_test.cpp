@@ -71,8 +71,8 @@ TEST_CASE("without the knob nothing is swapped, asked or recorded about it") {
 
 TEST_CASE("where one device does not reach another one's memory, the same sums come by messages") {
   for (const Environment& why :
-       {Environment{{"FAKE_CUDA_NO_PEERS", "1"}}, Environment{{"FORKPOINT_TEST_COLLECTIVES", "messages"}}, Environment{{"NCCL_P2P_DISABLE", "1"}},
-        Environment{{"NCCL_P2P_LEVEL", "NVL"}}}) {
+       {Environment{{"FAKE_CUDA_NO_PEERS", "1"}}, Environment{{"FORKPOINT_TEST_COLLECTIVES", "messages"}},
+        Environment{{"NCCL_P2P_DISABLE", "1"}}, Environment{{"NCCL_P2P_LEVEL", "NVL"}}}) {
     NcclRun recorded;
     record_nccl(&recorded, "reductions", 2, joined(why, kSwapped));
     const std::string& out = recorded.outcome.out;
