@@ -40,9 +40,9 @@ class LineBlock {
     run_bytes_ = left < call_.chunk_bytes ? static_cast<uint32_t>(left) : call_.chunk_bytes;
     begin_ = begin;
     const uint32_t lines = (run_bytes_ + kLineData - 1) / kLineData;
-    const bool well = ((reinterpret_cast<uintptr_t>(call_.in) | reinterpret_cast<uintptr_t>(call_.out) |
-                        call_.part_bytes) &
-                       (kLineData - 1)) == 0;
+    const bool well =
+        ((reinterpret_cast<uintptr_t>(call_.in) | reinterpret_cast<uintptr_t>(call_.out) | call_.part_bytes) &
+         (kLineData - 1)) == 0;
     if constexpr (!kTree) {
       if (well && call_.op == Op::sum) return work_on<kAtOnce, true>(Fixed<Op::sum>{}, share, lines);
     }
@@ -118,8 +118,7 @@ class LineBlock {
       FORKPOINT_UNROLL
       for (int i = 0; i < kLines; ++i) {
         if (first + i * step >= lines) continue;
-        Machine::store_line(line(rank, call_.rank, first + i * step), data[i].word[0], data[i].word[1],
-                            mark());
+        Machine::store_line(line(rank, call_.rank, first + i * step), data[i].word[0], data[i].word[1], mark());
       }
     }
   }
@@ -168,8 +167,8 @@ class LineBlock {
       FORKPOINT_UNROLL
       for (int i = 0; i < kLines; ++i) {
         if (first + i * step >= lines) continue;
-        const bool there = Machine::load_line(line(call_.rank, rank, first + i * step), mark(),
-                                              &vectors[i].word[0], &vectors[i].word[1]);
+        const bool there = Machine::load_line(line(call_.rank, rank, first + i * step), mark(), &vectors[i].word[0],
+                                              &vectors[i].word[1]);
         all = all && there;
       }
       if (all) return true;

@@ -119,8 +119,7 @@ class Block {
     }
   }
   FORKPOINT_HD bool await(uint32_t step) {
-    return machine_.await_signals(own_ + call_.shape.signals(block_, 0), ranks(), call_.rank,
-                                  first_signal_ + step + 1);
+    return machine_.await_signals(own_ + call_.shape.signals(block_, 0), ranks(), call_.rank, first_signal_ + step + 1);
   }
 
   FORKPOINT_HD void add_chunk(Share share, uint32_t chunk) {

@@ -69,9 +69,7 @@ struct StagingShape {
 
   // ---- Offsets from the beginning. All zero before the first call.
   // How many signals the block has had of a source.
-  FORKPOINT_HD uint64_t signals(uint32_t block, uint32_t source) const {
-    return 8ull * (block * kMostRanks + source);
-  }
+  FORKPOINT_HD uint64_t signals(uint32_t block, uint32_t source) const { return 8ull * (block * kMostRanks + source); }
   // The block's own counters: chunks so far, signals so far, low-latency calls so far.
   FORKPOINT_HD uint64_t chunks_done(uint32_t block) const { return 8ull * kMostBlocks * kMostRanks + 32 * block; }
   FORKPOINT_HD uint64_t signals_done(uint32_t block) const { return chunks_done(block) + 8; }
@@ -84,7 +82,8 @@ struct StagingShape {
            uint64_t{kLineBytes} * (((block * 2ull + parity) * others() + other) * block_lines() + index);
   }
   FORKPOINT_HD uint64_t input(uint32_t block, uint32_t other, uint64_t chunk) const {
-    return line(line_blocks(), 0, 0, 0) + ((block * uint64_t{others()} + other) * slots + (chunk & (slots - 1))) * room();
+    return line(line_blocks(), 0, 0, 0) +
+           ((block * uint64_t{others()} + other) * slots + (chunk & (slots - 1))) * room();
   }
   FORKPOINT_HD uint64_t result(uint32_t block, uint32_t other, uint64_t chunk) const {
     return input(blocks, 0, 0) + ((block * uint64_t{others()} + other) * slots + (chunk & (slots - 1))) * room();
@@ -105,8 +104,8 @@ struct CollectiveParams {
   uint32_t chunk_bytes = 0;  // of this call; at most shape.room(). Low latency: of a block's lines
   uint32_t room = 0;         // shape.room(), and where slots begin: a device divides slowly
   uint64_t inputs_at = 0, results_at = 0;
-  uint32_t lag = 1;          // steps from a chunk to its addition; at most shape.most_lag()
-  bool all_own = false;      // an all_reduce whose ranks add up everything each by itself
+  uint32_t lag = 1;      // steps from a chunk to its addition; at most shape.most_lag()
+  bool all_own = false;  // an all_reduce whose ranks add up everything each by itself
   const char* in = nullptr;
   char* out = nullptr;              // nullptr where this rank has no output
   uint64_t part_bytes = 0;          // all_reduce, reduce: of the whole; reduce_scatter: of a rank's part

@@ -104,8 +104,8 @@ FORKPOINT_HD inline void store(const OutputRun& run, uint32_t index, Vector vect
   copy_by_grain(to, reinterpret_cast<const char*>(&vector), bytes, run.grain);
 }
 
-// Calls body(first) for the share's vectors from `begin` to `end`, kAtOnce at a time: first, first + step, ... as far as
-// they are less than end.
+// Calls body(first) for the share's vectors from `begin` to `end`, kAtOnce at a time: first, first + step, ... as far
+// as they are less than end.
 template <int kAtOnce, typename Body>
 FORKPOINT_HD inline void each_batch(Share share, uint32_t begin, uint32_t end, Body body) {
   FORKPOINT_ROLLED
@@ -143,8 +143,8 @@ FORKPOINT_HD inline void copy_to_staging(Share share, InputRun from, char* to) {
     Machine::store_staging(to + size_t{index} * kVectorBytes, vector);
   };
   each_vector<kCopyAtOnce>(
-      share, 0, well,
-      [&](uint32_t index) { return Machine::load_program(from.data + size_t{index} * kVectorBytes); }, store);
+      share, 0, well, [&](uint32_t index) { return Machine::load_program(from.data + size_t{index} * kVectorBytes); },
+      store);
   each_vector<1>(
       share, well, vectors_of(from.bytes),
       [&](uint32_t index) { return load<Machine>(from, index, bytes_at(index, from.bytes)); }, store);
@@ -184,7 +184,9 @@ struct Accumulator {
     for (uint32_t i = 0; i < kElements; ++i) out[i] = A::settle(A::multiply(out[i], factor));
   }
   template <typename AnOp>
-  FORKPOINT_HD void begin(AnOp op, Value factor, const Vector& vector) { prepare(op, factor, vector, value); }
+  FORKPOINT_HD void begin(AnOp op, Value factor, const Vector& vector) {
+    prepare(op, factor, vector, value);
+  }
   template <typename AnOp>
   FORKPOINT_HD void add(AnOp op, Value factor, const Vector& vector) {
     Value next[kElements];
@@ -236,7 +238,9 @@ struct RankSum {
       sum.add(op, factor, vector);
   }
   template <typename AnOp>
-  FORKPOINT_HD Vector finish(AnOp op, uint32_t ranks) { return sum.finish(op, ranks); }
+  FORKPOINT_HD Vector finish(AnOp op, uint32_t ranks) {
+    return sum.finish(op, ranks);
+  }
 };
 
 // level[l]: the sum of the last 2^l ranks that is not part of a larger one yet, as the bits of the number of ranks say.

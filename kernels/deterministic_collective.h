@@ -13,7 +13,8 @@
 //                    launch.arguments(), nullptr);
 //
 // All ranks must make the same calls in the same order, as with NCCL; a rank's kernels must run one after another (one
-// stream, or ordered by events). Kernels of ranks that share a device must be able to run at once. Captured calls may
+// stream, or ordered by events). Kernels of ranks that share a device must be able to run at once, and so must those of
+// communicators whose calls overlap: an H200 holds 264 blocks, those of two large calls of two ranks. Captured calls may
 // be replayed, by all ranks alike. The kernels allocate nothing and wait for their peers only. A kernel whose *abort
 // becomes non-zero ends soon, with nothing promised of its output; the staging memory cannot be used again. Planning is
 // pure, thread-safe and never allocates.
@@ -28,8 +29,8 @@ struct CollectiveSpec {
   Kind kind = Kind::all_reduce;
   Op op = Op::sum;
   DType dtype = DType::f32;
-  bool wide = false;  // 16- and 8-bit floats are added up in fp32 and rounded once; of other types without effect
-  bool tree = false;  // floats are added as a balanced tree over the ranks; there is none for those of 8 bits
+  bool wide = false;   // 16- and 8-bit floats are added up in fp32 and rounded once; of other types without effect
+  bool tree = false;   // floats are added as a balanced tree over the ranks; there is none for those of 8 bits
   uint64_t count = 0;  // elements, as NCCL counts them: of the input; reduce_scatter: of the output
   uint32_t root = 0;
   uint64_t factor = 0;              // scaled_sum: the bits of an element of dtype ...
