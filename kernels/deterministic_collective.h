@@ -14,10 +14,10 @@
 //
 // All ranks must make the same calls in the same order, as with NCCL; a rank's kernels must run one after another (one
 // stream, or ordered by events). Kernels of ranks that share a device must be able to run at once, and so must those of
-// communicators whose calls overlap: an H200 holds 264 blocks, those of two large calls of two ranks. Captured calls may
-// be replayed, by all ranks alike. The kernels allocate nothing and wait for their peers only. A kernel whose *abort
-// becomes non-zero ends soon, with nothing promised of its output; the staging memory cannot be used again. Planning is
-// pure, thread-safe and never allocates.
+// communicators whose calls overlap: an H200 holds 264 blocks, those of two large calls of two ranks. Captured calls
+// may be replayed, by all ranks alike. The kernels allocate nothing and wait for their peers only. A kernel whose
+// *abort becomes non-zero ends soon, with nothing promised of its output; the staging memory cannot be used again.
+// Planning is pure, thread-safe and never allocates.
 #pragma once
 
 #include "kernels/collective_staging.h"
