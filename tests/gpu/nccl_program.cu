@@ -13,7 +13,9 @@
 // REDUCTION.
 #include "nccl_program.h"
 
+#include <execinfo.h>
 #include <nvtx3/nvToolsExt.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -245,6 +247,19 @@ Options parse(int count, char** words) {
   fail(options.arrangement.c_str(), "no arrangement: all, threads, raced or ranks");
 }
 
+// Where it was when it died: frees of what is not there happen in NCCL, in the driver or in whoever is loaded beside them.
+void tell_where(int signal_number) {
+  void* frames[64];
+  backtrace_symbols_fd(frames, backtrace(frames, 64), STDERR_FILENO);
+  signal(signal_number, SIG_DFL);
+  raise(signal_number);
+}
+
 }  // namespace
 
-int main(int count, char** words) { return run_program(parse(count, words)); }
+int main(int count, char** words) {
+  void* warm[1];
+  backtrace(warm, 1);  // the first one allocates
+  for (const int number : {SIGABRT, SIGSEGV}) signal(number, tell_where);
+  return run_program(parse(count, words));
+}
