@@ -21,7 +21,6 @@
 
 namespace forkpoint {
 namespace {
-
 constinit const Python* api = nullptr;  // set when the module is made
 
 PythonObject* none() { return api->new_reference(api->none); }
@@ -313,8 +312,7 @@ PythonObject* call_awake(FORKPOINT_CALL_PARAMETERS) {
   FORKPOINT_ARGUMENTS("awake", 1, "well");
   const bool well = arguments.number(0) != 0;
   if (!arguments.good()) return nullptr;
-  torch_bridge_is_awake(well);
-  return none();
+  return torch_bridge_is_awake(well), none();
 }
 
 // ---- Deterministic kernels
@@ -338,8 +336,8 @@ PythonObject* call_sort_by_index(FORKPOINT_CALL_PARAMETERS) {
 
 PythonObject* call_scatter_scratch(FORKPOINT_CALL_PARAMETERS) {
   FORKPOINT_ARGUMENTS("scatter_scratch", 3, "type", "count", "columns");
-  const int64_t type = arguments.number(0), places = arguments.number(1), columns = arguments.number(2);
-  return arguments.good() ? scatter_scratch_for_torch(*api, type, places, columns) : nullptr;
+  const int64_t numbers[] = {arguments.number(0), arguments.number(1), arguments.number(2)};
+  return arguments.good() ? scatter_scratch_for_torch(*api, numbers[0], numbers[1], numbers[2]) : nullptr;
 }
 
 PythonObject* call_load_scatter(FORKPOINT_CALL_PARAMETERS) { return api->PyLong_FromLongLong(load_scatter()); }
@@ -349,25 +347,16 @@ struct Function {
   PythonFastFunction function;
 };
 constexpr Function kFunctions[] = {
-    {"active", call_active},       {"wanted", call_wanted},
-    {"level", call_level},
-    {"source", call_source},       {"rank", call_rank},
-    {"begin_step", call_begin_step}, {"set_base", call_set_base},
-    {"begin_final", call_begin_final},
-    {"end_step", call_end_step},   {"micro_step", call_micro_step},
-    {"communicator", call_communicator}, {"frame", call_frame},
-    {"push", call_push},           {"pop", call_pop},
-    {"set_backward", call_set_backward}, {"tensor", call_tensor},
-    {"tensors", call_tensors},     {"tensors_at", call_tensors_at},
-    {"scalar", call_scalar},
-    {"state", call_state},         {"fact", call_fact},
-    {"limit", call_limit},         {"gap", call_gap},
-    {"say", call_say},             {"argument", call_argument},
-    {"torch_imported", call_torch_imported}, {"awake", call_awake},
-    {"contributions", call_contributions},
-    {"scatter", call_scatter}, {"load_scatter", call_load_scatter},
-    {"scatter_by_index", call_scatter_by_index}, {"sort_by_index", call_sort_by_index},
-    {"scatter_scratch", call_scatter_scratch},
+    {"active", call_active}, {"wanted", call_wanted}, {"level", call_level}, {"source", call_source},
+    {"rank", call_rank}, {"begin_step", call_begin_step}, {"set_base", call_set_base},
+    {"begin_final", call_begin_final}, {"end_step", call_end_step}, {"micro_step", call_micro_step},
+    {"communicator", call_communicator}, {"frame", call_frame}, {"push", call_push}, {"pop", call_pop},
+    {"set_backward", call_set_backward}, {"tensor", call_tensor}, {"tensors", call_tensors},
+    {"tensors_at", call_tensors_at}, {"scalar", call_scalar}, {"state", call_state}, {"fact", call_fact},
+    {"limit", call_limit}, {"gap", call_gap}, {"say", call_say}, {"argument", call_argument},
+    {"torch_imported", call_torch_imported}, {"awake", call_awake}, {"contributions", call_contributions},
+    {"scatter", call_scatter}, {"load_scatter", call_load_scatter}, {"scatter_by_index", call_scatter_by_index},
+    {"sort_by_index", call_sort_by_index}, {"scatter_scratch", call_scatter_scratch},
 };
 constexpr int kFunctionCount = sizeof(kFunctions) / sizeof(kFunctions[0]);
 PythonMethod methods[kFunctionCount] = {};  // Python keeps their addresses
