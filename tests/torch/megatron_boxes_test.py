@@ -145,12 +145,14 @@ def check_rest(module, names, state):
     assert module.layer_name("0", block) == "6" and module.layer_name("mlp", block) == "mlp"
     assert module.layer_name("0", other) == "0", "a layer of somebody else's keeps its name"
 
-    parameter = torch.nn.Parameter(torch.ones(4))
+    parameter, of_others = torch.nn.Parameter(torch.ones(4)), torch.nn.Parameter(torch.ones(4))
     names.unsettled.clear()
     module._own_flat(Optimizer([parameter], 0))
     assert not names.unsettled
-    module._own_flat(Optimizer([parameter], 0, types.SimpleNamespace(overlap_param_gather=True)))
-    assert names.unsettled == {id(parameter)}, "what is gathered during the forward pass is not there before it"
+    overlapping = Optimizer([parameter], 0, types.SimpleNamespace(overlap_param_gather=True))
+    overlapping.buffers = [types.SimpleNamespace(params=[parameter, of_others])]
+    module._own_flat(overlapping)
+    assert names.unsettled == {id(parameter), id(of_others)}, "what is gathered during the forward pass is not there before it"
 
 
 if __name__ == "__main__":
