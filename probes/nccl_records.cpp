@@ -275,9 +275,10 @@ double nccl_scalar(const void* data, int type) {
 
 namespace {
 
-// The torch bridge's scope around what is beside the training: saving, loading, pickled objects, barriers (torch/aside.py).
+// The torch bridge's scope around what is beside the training: saving, loading, pickled objects, barriers (torch/aside.py),
+// or an NVTX range in it.
 bool is_aside(const ScopeFrame& frame) {
-  return frame.phase == static_cast<int8_t>(Phase::state) && (frame.flags & kRecordEval) != 0 && !frame.layer;
+  return frame.phase == static_cast<int8_t>(Phase::state) && (frame.flags & kRecordEval) != 0;
 }
 
 }  // namespace

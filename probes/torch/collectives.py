@@ -42,6 +42,8 @@ _OPS = {
     "recv_any_source_": ("recv", None, "tensors", None, ALL, ALL),
 }
 _REDUCTIONS = {"SUM": 0, "PRODUCT": 1, "MAX": 2, "MIN": 3, "AVG": 4}  # as NCCL counts them
+# Said of every job: saving a checkpoint may be all that it does so, and that is no difference between two runs.
+_ASIDE = "collectives of saving and loading checkpoints, of objects that are exchanged pickled, and of barriers"
 _LATE = "output of a collective that nobody was seen to wait for, or that was changed before"
 
 _libraries = []   # kept for ever: what they registered goes with them
@@ -351,8 +353,7 @@ def _registering(original):
     @functools.wraps(original)
     def register_backend(self, device, backend_type, *args, **kwargs):
         try:
-            # Said of every job: saving a checkpoint may be all that it does so, and that is no difference between two runs.
-            limit_once("collectives of saving and loading checkpoints, of objects that are exchanged pickled, and of barriers")
+            limit_once(_ASIDE)
             if device.type == "cpu":
                 _register()
         except Exception as error:
@@ -373,4 +374,5 @@ def install():
     futures.install(_pending)
     dist.ProcessGroup._register_backend = _registering(dist.ProcessGroup._register_backend)
     if dist.is_initialized():
+        limit_once(_ASIDE)
         _register()
