@@ -3,7 +3,7 @@ import math
 
 import torch
 
-from .kernel_scatter import ADD, FLOATS, assert_within, by_destination, into, plain, scatter_rows
+from .kernel_scatter import FLOATS, assert_within, by_destination, into, plain, scatter_rows
 from .kernel_windows import wide_type
 from .kernels import override
 

@@ -12,7 +12,6 @@ import sys
 import threading
 
 import torch
-from torch import Tensor
 
 from . import _native as native
 from . import backward, names, rest, state
