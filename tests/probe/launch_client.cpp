@@ -280,13 +280,13 @@ void failing(Gpu& gpu) {
 // More steps than there is room for in any table of ours, with memory that comes and goes.
 void many(Gpu& gpu) {
   const auto kernel = gpu.kernel("scale", scale);
-  for (int step = 0; step < 6000; ++step) {
+  for (int step = 0; step < 8000; ++step) {
     forkpoint_step_begin(step);
     float* memory = gpu.allocate<float>(100);
     for (int i = 0; i < 20; ++i) gpu.launch(kernel, nullptr, memory, memory, 0.0f, 100);
     gpu.release(memory);
     forkpoint_step_end();
-    if (step == 2000 || step == 5999) {
+    if (step == 4500 || step == 7999) {  // between two doublings of the index of steps
       long pages = 0, resident = 0;
       if (FILE* file = std::fopen("/proc/self/statm", "r")) {
         if (std::fscanf(file, "%ld %ld", &pages, &resident) != 2) resident = 0;

@@ -378,9 +378,9 @@ TEST_CASE("memory does not grow with the steps") {
   const Launches launches = record("many", {{"FORKPOINT_RING_SLOTS", "4096"}});
   long early = 0, late = 0;
   REQUIRE(sscanf(launches.outcome.out.c_str(), "%ld\n%ld", &early, &late) == 2);
-  CHECK(late - early < 3000);  // KiB
+  CHECK(late - early < 1500);  // KiB in 3,500 steps, of which the index of steps takes some 500
   CHECK(launches.stream->gaps().empty());
-  CHECK(launches.of(LaunchKind::kernel).size() == 120'000);
+  CHECK(launches.of(LaunchKind::kernel).size() == 160'000);
 }
 
 TEST_CASE("kernels of modules that come and go are never lost, however many there were") {
