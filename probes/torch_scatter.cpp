@@ -28,7 +28,8 @@ bool is_type(const Python& python, int64_t type) {
   return false;
 }
 
-ScatterCall call_of(const int64_t* numbers, double alpha) {
+// What both kinds of call begin with.
+ScatterCall begin_call(const int64_t* numbers, double alpha) {
   ScatterCall call;
   call.stream = address<void>(numbers[0]);
   call.type = static_cast<ScatterType>(numbers[1]);
@@ -36,6 +37,13 @@ ScatterCall call_of(const int64_t* numbers, double alpha) {
   work.flags = static_cast<uint32_t>(numbers[2]);
   work.src = address<const void>(numbers[3]);
   work.out = address<void>(numbers[4]);
+  work.alpha = alpha;
+  return call;
+}
+
+ScatterCall call_of(const int64_t* numbers, double alpha) {
+  ScatterCall call = begin_call(numbers, alpha);
+  ScatterWork& work = call.work;
   work.rows = address<const void>(numbers[5]);
   work.weights = address<const void>(numbers[6]);
   work.starts = address<uint32_t>(numbers[7]);
@@ -45,22 +53,15 @@ ScatterCall call_of(const int64_t* numbers, double alpha) {
   work.columns = numbers[13];
   work.src_stride = numbers[14];
   work.out_stride = numbers[15];
-  work.alpha = alpha;
   return call;
 }
 
 ScatterCall call_by_index(const int64_t* numbers, double alpha) {
-  ScatterCall call;
-  call.stream = address<void>(numbers[0]);
-  call.type = static_cast<ScatterType>(numbers[1]);
+  ScatterCall call = begin_call(numbers, alpha);
   ScatterWork& work = call.work;
-  work.flags = static_cast<uint32_t>(numbers[2]);
-  work.src = address<const void>(numbers[3]);
-  work.out = address<void>(numbers[4]);
   work.columns = numbers[6];
   work.src_stride = numbers[7];
   work.out_stride = numbers[8];
-  work.alpha = alpha;
   return call;
 }
 
