@@ -19,6 +19,7 @@ struct StepPair {
   size_t a = 0;
   size_t b = 0;
   bool complete = true;
+  char first_of = 0;  // 'A' or 'B': that run's first step, and not the other's; 0: of neither
 };
 
 struct RankPair {

@@ -195,7 +195,9 @@ void align_steps(const Run& a, const Run& b, const DiffOptions& options, Alignme
       const auto in_b = places_b.index.find(key);
       if (in_b == places_b.index.end()) continue;
       const bool complete = places_a.complete.count(key) != 0 && places_b.complete.count(key) != 0;
-      pair.steps.push_back({key.first, key.second, index_a, in_b->second, complete});
+      const bool first = out->start != Start::together && key.first == out->begin && key.second == 0;
+      const char first_of = !first ? '\0' : out->start == Start::a_later ? 'A' : 'B';
+      pair.steps.push_back({key.first, key.second, index_a, in_b->second, complete, first_of});
       if (complete) common_last = std::max(common_last, key.first), any_common = true;
       if (!complete && places_a.complete.count(key) == 0 && places_b.complete.count(key) == 0) {
         out->blockers.push_back(fmt::format("step {} is complete in neither run (rank {})", key.first, pair.rank));

@@ -9,6 +9,7 @@
 
 #include "lib/diff_collective.h"
 #include "lib/diff_parallel.h"
+#include "lib/diff_set_up.h"
 #include "lib/error.h"
 #include "lib/verdict_text.h"
 
@@ -42,8 +43,7 @@ MatchedStep read_matched(const OriginInput& input, size_t pair, size_t step_inde
   const StepPair& step = ranks.steps[step_index];
   out.join = &input.joins.of(pair);
   try {
-    ranks.a->read_step(step.a, &out.columns.a);
-    ranks.b->read_step(step.b, &out.columns.b);
+    read_pair(*out.join, ranks, step, &out.columns);
   } catch (const Error&) {
     return out;
   }

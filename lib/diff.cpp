@@ -84,6 +84,16 @@ void add_common_notes(const Findings& findings, Verdict* verdict) {
                     "the end of step {}",
                     b_later ? 'B' : 'A', alignment.begin, b_later ? 'A' : 'B', alignment.begin - 1));
   }
+  uint64_t set_up = 0;
+  for (const auto& steps : findings.input.scan.steps) {
+    for (const StepCounts& counts : steps) set_up += counts.set_up;
+  }
+  if (set_up > 0) {
+    verdict->notes.push_back(
+        fmt::format("{} of collectives that run {} called before its first step, {}, were compared with nothing: the "
+                    "other run set itself up long before",
+                    counted(set_up, "record"), alignment.start == Start::b_later ? 'B' : 'A', alignment.begin));
+  }
   append(findings.structure.sentences);
   append(findings.structure.evaluation);
   if (findings.resharding.compared > 0) {

@@ -8,6 +8,7 @@
 
 #include "lib/assemble.h"
 #include "lib/diff_parallel.h"
+#include "lib/diff_set_up.h"
 #include "lib/error.h"
 #include "lib/verdict_text.h"
 
@@ -206,8 +207,7 @@ RecordKeys resharded_keys(const Alignment& alignment, const Scan& scan, Joins* j
     for (size_t s = 0; s < pair.steps.size(); ++s) {
       if (std::pair(pair.steps[s].step, pair.steps[s].occurrence) != at || scan.steps[p][s].resharded == 0) continue;
       const StreamJoin& join = joins->of(p);
-      pair.a->read_step(pair.steps[s].a, &worker->a);
-      pair.b->read_step(pair.steps[s].b, &worker->b);
+      read_pair(join, pair, pair.steps[s], worker);
       const auto on_match = [&](uint32_t i, uint32_t j) {
         if (compare_records(join, worker->a.site[i], worker->a.layout[i], worker->b.layout[j], worker->a.digest[i],
                             worker->b.digest[j]) != Same::resharded) {

@@ -164,16 +164,16 @@ void select_rows(const StreamJoin& join, const StepColumns& a, const StepColumns
   scratch->rows_a.clear();
   scratch->rows_b.clear();
   for (uint32_t i = 0; i < a.size(); ++i) {
-    if (join.wanted(a.site[i])) scratch->rows_a.push_back(i);
+    if (join.wanted(a.site[i]) && (a.flags[i] & kRecordSetUp) == 0) scratch->rows_a.push_back(i);
   }
   for (uint32_t j = 0; j < b.size(); ++j) {
-    if (join.wanted(join.site_of_b(b.site[j]))) scratch->rows_b.push_back(j);
+    if (join.wanted(join.site_of_b(b.site[j])) && (b.flags[j] & kRecordSetUp) == 0) scratch->rows_b.push_back(j);
   }
 }
 
 void match_rest(const StreamJoin& join, const StepColumns& a, const StepColumns& b, size_t from, bool complete,
                 MatchScratch* scratch) {
-  const bool selected = !join.all_wanted();
+  const bool selected = !join.all_wanted() || scratch->set_up;
   const size_t count_a = (selected ? scratch->rows_a.size() : a.size()) - from;
   const size_t count_b = (selected ? scratch->rows_b.size() : b.size()) - from;
   const auto row_a = [&](size_t i) { return selected ? scratch->rows_a[from + i] : static_cast<uint32_t>(from + i); };

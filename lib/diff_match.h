@@ -11,6 +11,7 @@ namespace forkpoint {
 
 inline constexpr uint32_t kNoRow = 0xFFFFFFFFu;
 inline constexpr uint8_t kClassFlags = kRecordEval | kRecordRecompute;  // records are matched within their class
+inline constexpr uint8_t kRecordSetUp = 0x80;  // in memory only: the row is matched with nothing (lib/diff_set_up.h)
 
 // The sites and layouts of two streams in one numbering ("joint"): A's ids are kept, what only B has follows.
 // REQUIRES: the streams outlive it. Immutable, so any thread may use it.
@@ -54,6 +55,7 @@ struct MatchScratch {
   std::vector<uint32_t> rows_a, rows_b;  // rows that count, when some do not
   std::vector<uint32_t> ordinal_a, ordinal_b, table, partner;
   std::vector<uint8_t> taken;
+  bool set_up = false;  // some rows are out of it (lib/diff_set_up.h)
 };
 
 // For reading and matching a step of two runs; one a thread.
@@ -78,7 +80,7 @@ void select_rows(const StreamJoin& join, const StepColumns& a, const StepColumns
 template <typename OnMatch, typename OnOnlyA, typename OnOnlyB>
 void match_step(const StreamJoin& join, const StepColumns& a, const StepColumns& b, bool complete,
                 MatchScratch* scratch, OnMatch&& on_match, OnOnlyA&& on_only_a, OnOnlyB&& on_only_b) {
-  const bool selected = !join.all_wanted();
+  const bool selected = !join.all_wanted() || scratch->set_up;
   if (selected) select_rows(join, a, b, scratch);
   const size_t count_a = selected ? scratch->rows_a.size() : a.size();
   const size_t count_b = selected ? scratch->rows_b.size() : b.size();

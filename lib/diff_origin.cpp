@@ -8,6 +8,7 @@
 
 #include "lib/diff_collective.h"
 #include "lib/diff_parallel.h"
+#include "lib/diff_set_up.h"
 #include "lib/error.h"
 #include "lib/verdict_text.h"
 
@@ -84,8 +85,7 @@ class Search {
     const StepPair& step = pair(p).steps[s];
     static const RecordKeys kNone;
     const auto assembled = in_.assembled.find({step.step, step.occurrence});
-    pair(p).a->read_step(step.a, &worker->a);
-    pair(p).b->read_step(step.b, &worker->b);
+    read_pair(in_.joins.of(p), pair(p), step, worker);
     return analyse_step(in_.joins.of(p), worker->a, worker->b, step.complete,
                         assembled == in_.assembled.end() ? kNone : assembled->second, &worker->scratch);
   }

@@ -7,6 +7,7 @@
 
 #include "lib/diff_map.h"
 #include "lib/diff_parallel.h"
+#include "lib/diff_set_up.h"
 #include "lib/error.h"
 
 namespace forkpoint {
@@ -90,12 +91,10 @@ void scan_step(const Task& task, const StepPair& step, const StreamJoin& join, M
 }
 
 // False, with a gap noted, when the step cannot be read.
-bool read_both(const RankPair& pair, const StepPair& step, Worker* worker) {
+bool read_both(const StreamJoin& join, const RankPair& pair, const StepPair& step, Worker* worker) {
   char which = 'A';
   try {
-    pair.a->read_step(step.a, &worker->a);
-    which = 'B';
-    pair.b->read_step(step.b, &worker->b);
+    read_pair(join, pair, step, worker, &which);
     return true;
   } catch (const Error& error) {
     worker->gaps.push_back(fmt::format("run {}, rank {}, step {}: {}", which, pair.rank, step.step, error.what()));
@@ -163,8 +162,10 @@ Scan scan_runs(const Alignment& alignment, const DiffOptions& options, Joins* jo
     Worker& worker = workers[static_cast<size_t>(index)];
     const RankPair& pair = alignment.ranks[task.pair];
     StepCounts& counts = scan.steps[task.pair][task.step];
-    if (read_both(pair, pair.steps[task.step], &worker)) {
-      scan_step(task, pair.steps[task.step], joins->of(task.pair), map, &worker, &counts);
+    const StreamJoin& join = joins->of(task.pair);
+    if (read_both(join, pair, pair.steps[task.step], &worker)) {
+      counts.set_up = set_up_records(worker);
+      scan_step(task, pair.steps[task.step], join, map, &worker, &counts);
     } else {
       counts.unread = true;
     }

@@ -32,6 +32,7 @@ struct StepCounts {
   uint64_t differing = 0;        // of training
   uint64_t differing_eval = 0;
   uint64_t resharded = 0;        // to be put together first; not in `matched`
+  uint64_t set_up = 0;           // of one run, and compared with nothing (lib/diff_set_up.h)
   bool unread = false;           // a frame of it is damaged
 };
 

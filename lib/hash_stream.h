@@ -15,6 +15,15 @@ namespace forkpoint {
 
 inline constexpr uint32_t kFormatVersion = 1;
 
+using HeaderFacts = std::vector<std::pair<std::string, std::string>>;  // name, value
+
+// What of the header became known after it was written: a process may record before it knows itself (a rank of PyTorch
+// sends weights around before its first step). Readers see it in header().
+struct HeaderAddition {
+  std::string step_base;       // empty: as it was
+  HeaderFacts facts;                 // new ones, and new values
+};
+
 // First frame of every stream. create() fills in the writing process (host to pid_namespace) where pid is 0.
 struct StreamHeader {
   int rank = 0;
@@ -28,7 +37,7 @@ struct StreamHeader {
   std::string step_base;       // "step(n)", "first-step", "checkpoint", "unknown"
   int64_t every = 1;           // every n-th step is recorded
   std::string device;          // "NVIDIA H200", "cpu"
-  std::vector<std::pair<std::string, std::string>> facts;  // versions, parallel coordinates ("tp_rank")
+  HeaderFacts facts;                 // versions, parallel coordinates ("tp_rank")
 };
 
 // Sums over one step of one rank, by which equal steps are recognised without reading records. Records of an evaluation
@@ -78,6 +87,7 @@ class HashStreamWriter {
 
   virtual void add_gap(const Gap& gap) = 0;
   virtual void add_coverage_limit(const CoverageLimit& limit) = 0;
+  virtual void add_to_header(const HeaderAddition& addition) = 0;
 
   // Puts what has been appended so far on disk as whole frames (also within a step).
   virtual void flush() = 0;

@@ -136,9 +136,9 @@ void decode_list(ByteReader* in, uint32_t* first, std::vector<Item>* items) {
 }  // namespace
 
 std::string_view name(FrameType type) {
-  constexpr std::array<std::string_view, 11> kNames = {"unknown", "header",   "dictionary",     "records",
+  constexpr std::array<std::string_view, 12> kNames = {"unknown", "header",   "dictionary",     "records",
                                                        "step",    "gap",      "coverage limit", "index",
-                                                       "end",     "launches", "launch index"};
+                                                       "end",     "launches", "launch index",   "header addition"};
   const auto number = static_cast<size_t>(type);
   return number < kNames.size() ? kNames[number] : kNames[0];
 }
@@ -239,6 +239,22 @@ StepSummary summarize(int64_t step, const StepSums& sums, bool complete) {
   return summary;
 }
 
+static void encode_facts(const HeaderFacts& facts, ByteWriter* out) {
+  out->number(facts.size());
+  for (const auto& [key, value] : facts) {
+    out->text(key);
+    out->text(value);
+  }
+}
+
+static void decode_facts(ByteReader* in, HeaderFacts* out) {
+  const size_t facts = in->count();
+  for (size_t i = 0; i < facts && in->ok(); ++i) {
+    const std::string_view key = in->text();
+    out->emplace_back(key, in->text());
+  }
+}
+
 void encode(const StreamHeader& header, ByteWriter* out) {
   out->signed_number(header.rank);
   out->signed_number(header.world_size);
@@ -251,11 +267,7 @@ void encode(const StreamHeader& header, ByteWriter* out) {
   out->text(header.step_base);
   out->signed_number(header.every);
   out->text(header.device);
-  out->number(header.facts.size());
-  for (const auto& [key, value] : header.facts) {
-    out->text(key);
-    out->text(value);
-  }
+  encode_facts(header.facts, out);
 }
 
 bool decode(ByteReader in, StreamHeader* out) {
@@ -270,11 +282,7 @@ bool decode(ByteReader in, StreamHeader* out) {
   out->step_base = in.text();
   out->every = in.signed_number();
   out->device = in.text();
-  const size_t facts = in.count();
-  for (size_t i = 0; i < facts && in.ok(); ++i) {
-    const std::string_view key = in.text();
-    out->facts.emplace_back(key, in.text());
-  }
+  decode_facts(&in, &out->facts);
   return in.ok() && out->rank >= 0 && out->world_size >= 0;
 }
 
@@ -352,6 +360,17 @@ void encode(const CoverageLimit& limit, ByteWriter* out) {
 bool decode(ByteReader in, CoverageLimit* out) {
   out->what = in.text();
   out->detail = in.text();
+  return in.ok();
+}
+
+void encode(const HeaderAddition& addition, ByteWriter* out) {
+  out->text(addition.step_base);
+  encode_facts(addition.facts, out);
+}
+
+bool decode(ByteReader in, HeaderAddition* out) {
+  out->step_base = in.text();
+  decode_facts(&in, &out->facts);
   return in.ok();
 }
 

@@ -32,7 +32,7 @@ inline constexpr size_t kStepsPerIndex = 4096;
 
 enum class FrameType : uint8_t {
   header = 1, dictionary = 2, records = 3, step = 4, gap = 5, coverage_limit = 6, index = 7, end = 8,
-  launches = 9, launch_index = 10,
+  launches = 9, launch_index = 10, header_addition = 11,
 };
 std::string_view name(FrameType type);
 
@@ -129,6 +129,7 @@ void encode(const DictionaryPart& part, ByteWriter* out);
 void encode(const StepSums& sums, ByteWriter* out);
 void encode(const Gap& gap, ByteWriter* out);
 void encode(const CoverageLimit& limit, ByteWriter* out);
+void encode(const HeaderAddition& addition, ByteWriter* out);
 
 // False when the bytes do not say what they should; *out is then unspecified. Trailing bytes are allowed (later
 // fields).
@@ -137,5 +138,6 @@ bool decode(ByteReader in, DictionaryPart* out);
 bool decode(ByteReader in, StepSums* out);
 bool decode(ByteReader in, Gap* out);
 bool decode(ByteReader in, CoverageLimit* out);
+bool decode(ByteReader in, HeaderAddition* out);
 
 }  // namespace forkpoint

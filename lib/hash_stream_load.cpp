@@ -124,6 +124,15 @@ bool add_launch_index(std::span<const uint8_t> payload, StreamContents* contents
   return true;
 }
 
+void add_to(const HeaderAddition& addition, StreamHeader* header) {
+  if (!addition.step_base.empty()) header->step_base = addition.step_base;
+  for (const auto& [name, value] : addition.facts) {
+    const auto known = std::ranges::find(header->facts, name, &HeaderFacts::value_type::first);
+    if (known != header->facts.end()) known->second = value;
+    else header->facts.emplace_back(name, value);
+  }
+}
+
 }  // namespace
 
 bool add_meta(const Frame& frame, std::span<const uint8_t> payload, bool may_skip_ids, StreamContents* contents,
@@ -137,6 +146,10 @@ bool add_meta(const Frame& frame, std::span<const uint8_t> payload, bool may_ski
   } else if (frame.header.type == FrameType::coverage_limit) {
     good = decode(ByteReader(payload), &contents->limits.emplace_back());
     if (!good) contents->limits.pop_back();
+  } else if (frame.header.type == FrameType::header_addition) {
+    HeaderAddition addition;
+    good = decode(ByteReader(payload), &addition);
+    if (good) add_to(addition, &contents->header);
   }
   if (!good) *fault = fmt::format("a {} frame does not hold what it should", name(frame.header.type));
   return good;

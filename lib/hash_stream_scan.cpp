@@ -75,7 +75,7 @@ class Scanner {
     }
     after_damage_ = false;
     next_sequence_ = header.sequence + 1;
-    const bool is_known = header.type >= FrameType::header && header.type <= FrameType::launch_index;
+    const bool is_known = header.type >= FrameType::header && header.type <= FrameType::header_addition;
     if (!is_known && (header.flags & kFrameSkippable)) return;
     if (!is_known || (header.flags & ~(kFrameZstd | kFrameSkippable))) {
       throw Error(

@@ -152,6 +152,7 @@ class Tail final : public StreamTail {
       case FrameType::dictionary:
       case FrameType::gap:
       case FrameType::coverage_limit:
+      case FrameType::header_addition:
         return take_meta(frame, source);
       case FrameType::end:
         ended_ = true;

@@ -154,6 +154,14 @@ class Writer final : public HashStreamWriter {
     write_out();
   }
 
+  void add_to_header(const HeaderAddition& addition) override {
+    check_usable();
+    encode(addition, &body_);
+    index_.meta_frames.push_back(file_.size_bytes() + out_.size());
+    put_meta_frame(FrameType::header_addition);
+    write_out();
+  }
+
   void flush() override {
     check_usable();
     put_pending();

@@ -85,6 +85,7 @@ struct Communicator {
 enum RecordFlags : uint8_t {
   kRecordEval = 1,       // outside training (torch.no_grad, eval loops): in no verdict path and not in the step's tree
   kRecordRecompute = 2,  // a second forward under activation checkpointing
+  kRecordAhead = 8,      // of a collective that was called before its step began, behind the end of the last one
 };
 
 // For Kind::scalar the digest is scalar_digest(value), from which scalar_value gives the number back bit by bit.

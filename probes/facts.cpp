@@ -32,9 +32,11 @@ bool FactList::add(const char* name, const char* value) {
   return true;
 }
 
-std::vector<std::pair<std::string, std::string>> FactList::all() const {
+std::vector<std::pair<std::string, std::string>> FactList::all(const void** upto) const {
+  const Node* newest = newest_.load(std::memory_order_acquire);
+  *upto = newest;
   std::vector<const Node*> nodes;
-  for (const Node* node = newest_.load(std::memory_order_acquire); node; node = node->older) nodes.push_back(node);
+  for (const Node* node = newest; node; node = node->older) nodes.push_back(node);
   std::reverse(nodes.begin(), nodes.end());
   std::vector<std::pair<std::string, std::string>> facts;
   for (const Node* node : nodes) {

@@ -50,7 +50,7 @@ struct Making {
 
 Making begin_making(const NcclLibrary* library, const Digest& id, int size, int place) {
   Making making{library, nullptr, place};
-  if (recorder.is_awake()) {
+  if (recorder.may_wake()) {
     making.family = within_probe<NcclFamily*>(
         nullptr, [&](const Token& token) { return nccl_communicators.enter(token, id, size, place); });
   }
@@ -59,7 +59,7 @@ Making begin_making(const NcclLibrary* library, const Digest& id, int size, int 
 
 Making begin_child(const NcclLibrary* library, NcclComm parent, const char* made_by, uint64_t what) {
   Making making{library, nullptr, -1};
-  if (recorder.is_awake()) {
+  if (recorder.may_wake()) {
     making.family = within_probe<NcclFamily*>(nullptr, [&](const Token& token) -> NcclFamily* {
       NcclCommunicator* known = nccl_communicators.find(token, parent, library);
       return known ? nccl_communicators.enter_child(token, *known, made_by, what) : nullptr;
@@ -171,7 +171,7 @@ NcclResult make_ranks(const NcclLibrary& library, const NcclMaking& call, NcclRe
 
 NcclResult make_all(const NcclLibrary& library, NcclComm* made, int size, NcclReal real) {
   if (inside_nccl()) return real();
-  if (!recorder.is_awake()) {
+  if (!recorder.may_wake()) {
     const NcclResult result = call_nccl(real);
     swap_made(library, {made, size, nullptr, 0}, result);
     return result;
@@ -221,12 +221,12 @@ void forget_communicator(NcclComm comm, bool aborts) {
     const InsideNccl inside;
     nccl_swap_forget(comm, aborts);
   }
-  if (!recorder.is_awake()) return;
+  if (!recorder.may_wake()) return;
   within_probe(false, [&](const Token& token) { return nccl_communicators.forget(token, comm), true; });
 }
 
 void remember_reduction(NcclComm comm, int op, const void* scalar, int type, int residence) {
-  if (inside_nccl() || !(recorder.is_awake() || nccl_swap_is_on()) || !scalar) return;
+  if (inside_nccl() || !(recorder.may_wake() || nccl_swap_is_on()) || !scalar) return;
   within_probe(false, [&](const Token& token) {
     NcclCommunicators::Reduction reduction{comm, op, type, residence == kNcclScalarDevice, 0, scalar, 0};
     if (!reduction.on_device) reduction.value = nccl_scalar(scalar, type);
@@ -237,7 +237,7 @@ void remember_reduction(NcclComm comm, int op, const void* scalar, int type, int
 }
 
 void forget_reduction(NcclComm comm, int op) {
-  if (inside_nccl() || !(recorder.is_awake() || nccl_swap_is_on())) return;
+  if (inside_nccl() || !(recorder.may_wake() || nccl_swap_is_on())) return;
   within_probe(false, [&](const Token& token) { return nccl_communicators.remove_reduction(token, comm, op), true; });
 }
 

@@ -362,17 +362,8 @@ void Recorder::set_micro_step(const Token&, int32_t index) {
   micro_step_.store(index, std::memory_order_relaxed);
 }
 
-bool Recorder::takes_facts() const {
-  const Session* session = session_.load();
-  return !session || !session->header_written();
-}
-
 void Recorder::fact(const Token&, const char* name, const char* value) {
-  if (!name || !value) return;
-  if (takes_facts() && facts_.add(name, value)) return;
-  if (!fact_dropped_.exchange(true)) {
-    say("the fact \"%s\" came after the first record and is not kept: call forkpoint_fact before it", name);
-  }
+  if (name && value && !facts_.add(name, value)) lose(Loss::no_memory);
 }
 
 void Recorder::set_step_base(const Token&, const char* base) {

@@ -63,12 +63,13 @@ class Recorder {
   void scalar(const Token& token, const char* name, int32_t role, double value);
   void state(const Token& token, const char* name, int32_t role, const void* data, size_t size_bytes);
   void fact(const Token& token, const char* name, const char* value);
-  bool takes_facts() const;  // until the header is written
 
   // ---- Collectives as hooks see them (nccl_records.h). Awake: something may be recorded, now or later.
   bool is_awake() const {
     return settings_ && settings_->state == Settings::State::ready && !ended_.load(std::memory_order_relaxed);
   }
+  // Or once somebody attaches: what a communicator was made from is only seen while it is made.
+  bool may_wake() const { return is_awake() || sleeps_by_itself(); }
   bool wants_records() const { return is_awake() && wanted_.load(std::memory_order_relaxed); }
   // As tensor, scalar and state, in a scope that is given. flags: of RecordFlags, beside those of the scope.
   void tensor_in(const Token& token, const ScopeFrame& frame, const forkpoint_tensor_desc* desc, uint8_t flags = 0);
@@ -233,7 +234,6 @@ class Recorder {
   std::atomic<bool> tables_ready_{false};
   std::atomic<int> given_rank_{-1};  // by forkpoint_rank
   std::atomic<int> given_world_{0};
-  std::atomic<bool> fact_dropped_{false};
   std::atomic<bool> broken_said_{false};
   std::atomic<bool> fork_handler_{false};
   std::atomic<bool> drain_registered_{false};

@@ -204,6 +204,7 @@ void Session::run() noexcept {
     check_descriptor();
     const int64_t step = appender_->step();
     const bool cut = cut_.load() && step != kPrologueStep;
+    add_to_header();
     if (cut) writer_->add_gap({step, step, 0, "the recording was ended within this step"});
     appender_->finish(full_ || cut);
     whole = !full_ && !cut;
@@ -242,10 +243,10 @@ void Session::open_stream() {
   header.step_base = step_base();
   header.every = start_.settings->every;
   header.device = start_.device;
-  if (!start_.settings->mask_names) header.facts = start_.facts->all();  // their values say whose job it is
+  if (!start_.settings->mask_names) header.facts = start_.facts->all(&facts_written_);  // their values say whose job it is
+  base_written_ = header.step_base;
   header.facts.emplace_back("forkpoint", FORKPOINT_VERSION);
   if (start_.driver[0]) header.facts.emplace_back("cuda_driver", start_.driver);
-  header_written_.store(true, std::memory_order_release);
   const std::string path = std::string(start_.settings->run_directory) + "/" + stream_file_name(start_.rank);
   writer_ = HashStreamWriter::create(path, header);
   struct stat status = {};
@@ -261,6 +262,14 @@ void Session::open_stream() {
     if (!start_.in_step) appender_->end_step();
   }
   last_flush_ns_ = now_ns();
+}
+
+// What the process has learned of itself since.
+void Session::add_to_header() {
+  HeaderAddition addition;
+  if (base_written_ != step_base()) addition.step_base = base_written_ = step_base();
+  if (!start_.settings->mask_names && start_.facts->newest() != facts_written_) addition.facts = start_.facts->all(&facts_written_);
+  if (!addition.step_base.empty() || !addition.facts.empty()) writer_->add_to_header(addition);
 }
 
 void Session::consume() {
@@ -291,7 +300,10 @@ void Session::consume() {
 void Session::handle(Event& event) {
   switch (event.kind) {
     case EventKind::none: break;
-    case EventKind::step_begin: appender_->begin_step(event.step, event.wanted, event.step_serial, event.flags); break;
+    case EventKind::step_begin:
+      add_to_header();
+      appender_->begin_step(event.step, event.wanted, event.step_serial, event.flags);
+      break;
     case EventKind::step_end:
       check_descriptor();
       appender_->end_step();

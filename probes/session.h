@@ -84,7 +84,6 @@ class Session {
   bool is_done() const { return done_.load(std::memory_order_acquire) != 0; }
   void copy_failure(char* text, size_t text_bytes) const;
 
-  bool header_written() const { return header_written_.load(std::memory_order_acquire); }
   int rank() const { return start_.rank; }
   int world_size() const { return start_.world_size; }
   // False in a child, also in one whose fork did not run our handler (vfork, clone).
@@ -100,6 +99,7 @@ class Session {
   bool start_thread();
   void run() noexcept;
   void open_stream();
+  void add_to_header();
   void consume();
   void handle(Event& event);
   bool await_device(Event& event);
@@ -137,7 +137,8 @@ class Session {
   std::atomic<int> descriptor_{-1};  // of the stream, and which file that is
   uint64_t stream_device_ = 0;
   uint64_t stream_inode_ = 0;
-  std::atomic<bool> header_written_{false};
+  std::string base_written_;          // of the step base and the facts
+  const void* facts_written_ = nullptr;
   std::atomic<bool> ended_{false};
   std::atomic<uint64_t> stalled_at_{UINT64_MAX};  // popped() when a wait was in vain
   std::atomic<int64_t> stop_deadline_ns_{0};

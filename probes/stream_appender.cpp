@@ -62,6 +62,7 @@ void StreamAppender::begin_step(int64_t step, bool wanted, uint64_t serial, uint
   settle_candidates((flags & kStepComputed) != 0);
   if ((flags & kStepFinal) != 0) keep_evaluation();
   if (wanted) {
+    mark_ahead();
     open_step(step);
     append_pending();
     final_ = (flags & kStepFinal) != 0;
@@ -74,6 +75,14 @@ void StreamAppender::settle_candidates(bool training) {
     uint8_t& flags = pending.event.flags;
     if (!pending.has_record || (flags & kRecordCandidate) == 0) continue;
     flags = static_cast<uint8_t>((flags & ~kRecordCandidate) | (training ? 0 : kRecordEval));
+  }
+}
+
+// Of the first step, what the program called to set itself up: a resumed run does at its first step what the other did at
+// its own, and diff tells the two apart (lib/diff_set_up.h).
+void StreamAppender::mark_ahead() {
+  for (Pending& pending : pending_) {
+    if (pending.has_record && pending.event.site->key.phase == Phase::collective) pending.event.flags |= kRecordAhead;
   }
 }
 

@@ -59,6 +59,7 @@ class StreamAppender {
   bool waits_for_step(const Pending& pending) const;
   void append_without_step();
   void settle_candidates(bool training);
+  void mark_ahead();
   void keep_evaluation();
   void forget_pending();
   void keep_or_append(Pending&& pending);

@@ -262,8 +262,7 @@ PythonObject* call_fact(FORKPOINT_CALL_PARAMETERS) {
   const char* name = arguments.text(0);
   const char* text = arguments.good() ? arguments.text(1) : nullptr;
   if (!arguments.good()) return nullptr;
-  // The bridge cannot help it when a program launched kernels before it imported torch.
-  if (recorder.is_awake() && recorder.takes_facts()) enter([=](const Token& token) { recorder.fact(token, name, text); });
+  if (recorder.is_awake()) enter([=](const Token& token) { recorder.fact(token, name, text); });
   return none();
 }
 

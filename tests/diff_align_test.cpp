@@ -636,3 +636,79 @@ TEST_CASE("a coverage limit of both runs is printed with the verdict, one of a s
   CHECK(one.reason.find("library X not followed (declared in run B only)") != std::string::npos);
   CHECK(holds(one.coverage.limits, "library X not followed (declared in run B only)"));
 }
+
+namespace {
+
+// Steps first .. 5 of a job that sets itself up with broadcasts, sends each batch to its ranks before the forward and one
+// message in it. What is at 0 is as it always is.
+struct Sending {
+  int64_t first = 0;
+  int set_up = 3;
+  uint64_t batch = 0, message = 0;  // of step 3: other values
+  uint64_t past = 0;                // a shift of the set-up's values
+};
+
+RunBuilder sending_run(const Sending& options) {
+  RunBuilder run;
+  RankBuilder& rank = run.rank(0);
+  const auto weight = [&](int64_t step) {
+    rank.at(Phase::optimizer).state("weight", Role::parameter, 100 + static_cast<uint64_t>(step));
+  };
+  const auto send = [&](uint64_t seed) {
+    rank.collective("broadcast", "", "world", {0, 1}).scalar("root", 0).input("input", value(seed)).output("output", value(seed));
+  };
+  rank.prologue().at(Phase::load).state("weight", Role::parameter, 100 + static_cast<uint64_t>(options.first));
+  for (int64_t step = options.first; step < 6; ++step) {
+    const auto seed = static_cast<uint64_t>(step);
+    rank.step(step).flags(kRecordAhead);
+    for (int i = 0; step == options.first && i < options.set_up; ++i) send(500 + static_cast<uint64_t>(i) + options.past);
+    send(600 + seed + (step == 3 ? options.batch : 0));
+    rank.flags(0).forward("fc").input("input", value(600 + seed)).output("output", value(800 + seed));
+    send(700 + seed + (step == 3 ? options.message : 0));
+    weight(step + 1);
+  }
+  return run;
+}
+
+Verdict diff_sending(const Sending& a, const Sending& b) {
+  const TemporaryFolder folder;
+  return diff_folders(sending_run(a).write(folder / "a"), sending_run(b).write(folder / "b"));
+}
+
+}  // namespace
+
+TEST_CASE("what a resumed job sends around to set itself up is not compared with the other's training, and is named") {
+  for (const bool swap : {false, true}) {
+    Sending straight, resumed{.first = 3, .past = 50};
+    const Verdict v = swap ? diff_sending(resumed, straight) : diff_sending(straight, resumed);
+    INFO(dump(v));
+    CHECK(v.outcome == Outcome::identical);
+    CHECK(holds(v.notes, swap ? "9 records of collectives that run A called before its first step, 3,"
+                              : "9 records of collectives that run B called before its first step, 3,"));
+    CHECK(v.coverage.records_compared == 3 * 9 + 1);
+  }
+}
+
+TEST_CASE("the batch that a resumed job sends around before its first forward, and what it sends in it, is compared") {
+  const Verdict batch = diff_sending({}, {.first = 3, .batch = 1000});
+  INFO(dump(batch));
+  CHECK(batch.outcome == Outcome::diverged);
+  CHECK(first_of(batch).step == 3);
+  CHECK(first_of(batch).tensor == "input");
+  CHECK(first_of(batch).op == "broadcast");
+  const Verdict message = diff_sending({.message = 1000}, {.first = 3});
+  INFO(dump(message));
+  CHECK(message.outcome == Outcome::diverged);
+  CHECK(first_of(message).step == 3);
+  CHECK(first_of(message).op == "broadcast");
+}
+
+TEST_CASE("jobs that begin together and set themselves up in other ways are not the same") {
+  const Verdict more = diff_sending({}, {.set_up = 4});
+  INFO(dump(more));
+  CHECK(more.outcome == Outcome::diverged);
+  const Verdict other = diff_sending({}, {.past = 50});
+  INFO(dump(other));
+  CHECK(other.outcome == Outcome::diverged);
+  CHECK(first_of(other).step == 0);
+}

@@ -4,12 +4,14 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <numeric>
 #include <thread>
 
 #include "lib/error.h"
 #include "lib/hash_stream_format.h"
+#include "lib/hash_stream_tail.h"
 #include "tests/support/run_generator.h"
 #include "tests/support/sample_stream.h"
 #include "tests/support/stream_exercise.h"
@@ -81,6 +83,37 @@ TEST_CASE("every field of header, names, records, gaps and limits comes back as 
   for (int i = 0; i < 5; ++i) {
     CHECK(reader->layouts()[i] == sample_layout(i));
     CHECK(reader->layout_keys()[i] == layout_key(sample_layout(i)));
+  }
+}
+
+TEST_CASE("what becomes known of the header later is in it, read by the index, from a stream that was cut, and while it grows") {
+  const TemporaryFolder folder;
+  const std::string path = folder / "s.fkp";
+  StreamHeader header = sample_header();
+  header.step_base = "step(n)";
+  header.facts = {{"torch", "2.11"}, {"tp_rank", "0"}};
+  const auto writer = HashStreamWriter::create(path, header);
+  const std::unique_ptr<StreamTail> tail = StreamTail::open(path);
+  writer->add_to_header({"checkpoint", {{"tp_rank", "1"}, {"cuda", "13.0"}}});
+  Record record;
+  record.site = writer->site_id(sample_site(1));
+  record.layout = writer->layout_id(sample_layout(1));
+  writer->begin_step(4);
+  writer->append(record, 8);
+  writer->end_step();
+  writer->add_to_header({"", {{"late", "yes"}}});
+  tail->advance();
+  writer->finish();
+  const std::string cut = folder / "cut.fkp";
+  std::filesystem::copy(path, cut);
+  std::filesystem::resize_file(cut, std::filesystem::file_size(path) - 9);  // the index is not found
+  const auto whole = HashStreamReader::open(path), scanned = HashStreamReader::open(cut);
+  CHECK(whole->state() == StreamState::whole);
+  CHECK(scanned->state() != StreamState::whole);
+  const HeaderFacts facts = {{"torch", "2.11"}, {"tp_rank", "1"}, {"cuda", "13.0"}, {"late", "yes"}};
+  for (const HashStreamReader* reader : {whole.get(), scanned.get(), static_cast<HashStreamReader*>(tail.get())}) {
+    CHECK(reader->header().step_base == "checkpoint");
+    CHECK(reader->header().facts == facts);
   }
 }
 

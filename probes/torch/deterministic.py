@@ -182,7 +182,7 @@ def watch():
 
 
 def tell():
-    """Before the first record: the header takes no facts after it."""
+    """Before the bridge's first record."""
     global _told
     _told = True
     native.fact("deterministic.in_process", ",".join(dict.fromkeys(applied)) or "none")

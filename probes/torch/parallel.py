@@ -178,11 +178,16 @@ def find_flat_parts(module, parts):
 
 # ---- Coordinates
 
+def _tell_place(name):
+    for what in ("%s_rank" % name, "%s_size" % name):
+        native.fact(what, _coordinates[what])
+
+
 def _know(name, place, size):
     fresh = "%s_rank" % name not in _coordinates
     _coordinates["%s_rank" % name], _coordinates["%s_size" % name] = str(place), str(size)
     if fresh and _told[0]:
-        limit_once("parallel coordinates that became known after the first step began", name)
+        _tell_place(name)
 
 
 def _mesh_made(original):
@@ -218,7 +223,7 @@ def _ask_megatron():
 
 
 def tell():
-    """Before the first record: the header takes no facts after it."""
+    """Before the bridge's first record."""
     dist = torch.distributed
     if not (dist.is_available() and dist.is_initialized()):
         return

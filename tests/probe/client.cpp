@@ -227,7 +227,11 @@ int flood(const Arguments& arguments) {
 
 int facts(const Arguments&) {
   forkpoint_fact("early", "1");
+  forkpoint_fact("changed", "1");
   record_steps(0, 1);
+  usleep(50'000);
+  forkpoint_fact("changed", "2");
+  record_steps(1, 1);
   usleep(50'000);
   forkpoint_fact("late", "1");
   return 0;
