@@ -138,6 +138,17 @@ StagingShape staging_for(uint32_t ranks) {
   return shape;
 }
 
+// One block a multiprocessor, though each holds two: they spread before they double up. The first communicator leaves
+// two others enough to be of use, each later one takes half of what is left.
+uint32_t blocks_for_communicator(uint32_t multiprocessors, uint32_t taken, uint32_t wanted) {
+  constexpr uint32_t kLeast = 16, kOfNccl = 32;
+  const uint32_t in_use = taken + kOfNccl;
+  const uint32_t left = multiprocessors > in_use ? multiprocessors - in_use : 0;
+  if (left < kLeast) return 0;
+  const uint32_t share = taken > 0 ? left / 2 : left > 2 * kLeast ? left - 2 * kLeast : 0;
+  return std::min(wanted, std::max(kLeast, share));
+}
+
 bool has_collective(DType dtype, bool tree) {
   const int index = index_of(dtype);
   return index >= 0 && !(tree && index >= kFirstFloat && index < kFirstWithTree);

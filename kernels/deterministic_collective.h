@@ -13,11 +13,22 @@
 //                    launch.arguments(), nullptr);
 //
 // All ranks must make the same calls in the same order, as with NCCL; a rank's kernels must run one after another (one
-// stream, or ordered by events). Kernels of ranks that share a device must be able to run at once, and so must those of
-// communicators whose calls overlap: an H200 holds 264 blocks, those of two large calls of two ranks. Captured calls
-// may be replayed, by all ranks alike. The kernels allocate nothing and wait for their peers only. A kernel whose
-// *abort becomes non-zero ends soon, with nothing promised of its output; the staging memory cannot be used again.
-// Planning is pure, thread-safe and never allocates.
+// stream, or ordered by events). Captured calls may be replayed, by all ranks alike. The kernels allocate nothing and
+// wait for their peers only. A kernel whose *abort becomes non-zero ends soon, with nothing promised of its output; the
+// staging memory cannot be used again. Between devices they store and load (16 bytes, of which halves of 8 must stay
+// whole; fences and flags of system scope) and need no atomic operation. Planning is pure, thread-safe, never allocates.
+//
+// Why these waits end. A block waits for the same block of the other ranks, so all of a call must be on its device at
+// once, together with whatever else waits there. A communicator therefore uses no more than the blocks that
+// blocks_for_communicator() let its ranks have (the least of them, for all: shape.blocks), so that all blocks of all
+// communicators of a device have room at once and leave 32 multiprocessors untouched, one for each block of a kernel of
+// NCCL's. What keeps a kernel of ours, or of NCCL's, from its device then ends:
+//   - Kernels that end by themselves, however large, make room.
+//   - Ours and one of NCCL's are there at once on every device, in whatever order each device began them: none waits
+//     for the room of another. Nor do ours of several communicators.
+// Not covered: kernels that wait for other devices, the program's or those of NCCL's calls on several communicators
+// that overlap, and together need more than 32 multiprocessors; and processes that share a device through MPS, of which
+// neither knows the other's blocks: the probe gives such a device none.
 #pragma once
 
 #include "kernels/collective_staging.h"
@@ -72,6 +83,9 @@ extern const char* const kCollectiveKernelNames[kCollectiveKernelCount];
 
 // 18 MB for two ranks, some 40 MB for many.
 StagingShape staging_for(uint32_t ranks);
+// For one more communicator on a device of that many multiprocessors, of which `taken` blocks are other communicators'.
+// At most `wanted`; 0: there is too little left, and the kernels must not be used.
+uint32_t blocks_for_communicator(uint32_t multiprocessors, uint32_t taken, uint32_t wanted);
 // Is there a kernel for it? All types that NCCL has, with every op; as a tree not the 8-bit floats.
 bool has_collective(DType dtype, bool tree = false);
 // false: has_collective says no, or the shape is none (ranks 1 to kMostRanks, blocks up to kMostBlocks, slots a power

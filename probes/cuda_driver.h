@@ -21,7 +21,7 @@ namespace forkpoint {
   X(cuLaunchKernelEx) X(cuDeviceTotalMem) X(cuMemcpyHtoDAsync) X(cuMemcpyDtoHAsync)             \
   X(cuLaunchCooperativeKernel)                                                                                          \
   X(cuDeviceCanAccessPeer) X(cuCtxEnablePeerAccess) X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle) X(cuIpcCloseMemHandle)   \
-  X(cuEventRecordWithFlags) X(cuStreamQuery)
+  X(cuEventRecordWithFlags) X(cuStreamQuery) X(cuDeviceGetUuid) X(cuDeviceGetP2PAttribute)
 
 struct CudaDriver {
 #define FORKPOINT_MEMBER(function) decltype(&::function) function##_ = nullptr;

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 
 #include "lib/digest_mix.h"
 #include "probes/os.h"
@@ -20,7 +21,6 @@ namespace {
 constexpr uint32_t kCommunicators = 4096;  // a power of two
 constexpr uint32_t kFamilies = 1024;
 constexpr uint32_t kSizes = 256;
-constexpr uint32_t kReductions = 512;
 constexpr uint32_t kUnfilled = 64;
 NcclComm const kForgotten = reinterpret_cast<NcclComm>(1);
 
@@ -50,8 +50,30 @@ struct {
   bool seen;
   uint32_t count;
 } sizes[kSizes];
-NcclCommunicators::Reduction reductions[kReductions];
-uint32_t reductions_used = 0;
+// Grows: a reduction that is not known here is a call that fails.
+struct ReductionBlock {
+  NcclCommunicators::Reduction items[256];  // without a communicator: free
+  ReductionBlock* next = nullptr;
+};
+ReductionBlock reductions;
+
+NcclCommunicators::Reduction* find_reduction_of(NcclComm comm, int op) {
+  for (ReductionBlock* block = &reductions; block; block = block->next) {
+    for (NcclCommunicators::Reduction& one : block->items) {
+      if (one.comm == comm && (!comm || one.op == op)) return &one;
+    }
+  }
+  return nullptr;
+}
+// nullptr: no memory.
+NcclCommunicators::Reduction* free_reduction() {
+  if (NcclCommunicators::Reduction* free = find_reduction_of(nullptr, 0)) return free;
+  auto* more = new (std::nothrow) ReductionBlock;
+  if (!more) return nullptr;
+  more->next = reductions.next;
+  reductions.next = more;
+  return &more->items[0];
+}
 Unfilled unfilled[kUnfilled];
 constinit std::atomic<uint32_t> unfilled_count{0};
 constinit std::atomic<bool> any{false};  // something was ever entered
@@ -75,13 +97,12 @@ uint32_t cell_of(NcclComm handle) {
   return static_cast<uint32_t>(mix64(reinterpret_cast<uintptr_t>(handle))) & (kCommunicators - 1);
 }
 
-// The variable may be gone when its owner gave the communicator up.
+}  // namespace
+
 bool read_handle(NcclComm* made, NcclComm* handle) {
   const iovec to = {handle, sizeof(*handle)}, from = {made, sizeof(*made)};
   return process_vm_readv(getpid(), &to, 1, &from, 1, 0) == static_cast<ssize_t>(sizeof(*handle));
 }
-
-}  // namespace
 
 constinit NcclCommunicators nccl_communicators;
 
@@ -204,8 +225,10 @@ void NcclCommunicators::forget(const Token&, NcclComm handle) {
   if (!known) return;
   known->handle.store(kForgotten, std::memory_order_release);
   --known->family->users;
-  for (uint32_t i = 0; i < reductions_used; ++i) {
-    if (reductions[i].comm == handle) reductions[i].comm = nullptr;
+  for (ReductionBlock* block = &reductions; block; block = block->next) {
+    for (Reduction& one : block->items) {
+      if (one.comm == handle) one.comm = nullptr;
+    }
   }
 }
 
@@ -339,28 +362,24 @@ void NcclCommunicators::suggest_rank(const Token& token, const NcclFamily& share
 // ---- Reductions
 
 void NcclCommunicators::add_reduction(const Token&, const Reduction& reduction) {
+  if (!reduction.comm) return;
   const Locked lock;
-  for (uint32_t i = 0; i < kReductions; ++i) {
-    if (reductions[i].comm) continue;
-    reductions[i] = reduction;
-    reductions_used = std::max(reductions_used, i + 1);
-    return;
-  }
+  Reduction* place = find_reduction_of(reduction.comm, reduction.op);
+  if (!place) place = free_reduction();
+  if (place) *place = reduction;
 }
 
 void NcclCommunicators::remove_reduction(const Token&, NcclComm comm, int op) {
+  if (!comm) return;
   const Locked lock;
-  for (uint32_t i = 0; i < reductions_used; ++i) {
-    if (reductions[i].comm == comm && reductions[i].op == op) reductions[i].comm = nullptr;
-  }
+  if (Reduction* known = find_reduction_of(comm, op)) known->comm = nullptr;
 }
 
 bool NcclCommunicators::find_reduction(const Token&, NcclComm comm, int op, Reduction* found) {
+  if (!comm) return false;
   const Locked lock;
-  for (uint32_t i = 0; i < reductions_used; ++i) {
-    if (reductions[i].comm == comm && reductions[i].op == op) return *found = reductions[i], true;
-  }
-  return false;
+  const Reduction* known = find_reduction_of(comm, op);
+  return known ? (*found = *known, true) : false;
 }
 
 void NcclCommunicators::forget_all_in_child() {
@@ -370,8 +389,9 @@ void NcclCommunicators::forget_all_in_child() {
   for (NcclFamily& family : families) family = NcclFamily{};
   for (auto& known : sizes) known = {0, false, 0};
   for (Unfilled& slot : unfilled) slot = {};
-  for (Reduction& reduction : reductions) reduction = Reduction{};
-  reductions_used = 0;
+  for (ReductionBlock* block = &reductions; block; block = block->next) {
+    for (Reduction& one : block->items) one.comm = nullptr;
+  }
   unfilled_count.store(0);
 }
 

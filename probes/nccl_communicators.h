@@ -92,6 +92,8 @@ class NcclCommunicators {
 
 extern NcclCommunicators nccl_communicators;
 
+// What NCCL has written there. The variable may be gone when its owner gave the communicator up: then false.
+bool read_handle(NcclComm* made, NcclComm* handle);
 // Of a unique id, or several.
 Digest nccl_id(const NcclUniqueId* ids, int count);
 // An id for what has none: never the same twice, in any process.

@@ -95,8 +95,9 @@ void swap_made(const NcclLibrary& library, const NcclSwapMaking& making, NcclRes
   const InsideNccl inside;
   nccl_swap_made(library, making, result);
 }
-// Members that one thread holds split their parents alike, one after the other.
-uint64_t child_of(const char* made_by, uint64_t what) { return mix64(what + static_cast<uint64_t>(made_by[1])) | 1; }
+uint64_t swap_family_of_child(NcclComm parent, const char* made_by, uint64_t what) {
+  return nccl_swap_is_on() ? nccl_swap_child(parent, mix64(what + static_cast<uint64_t>(made_by[1]))) : 0;
+}
 
 uint64_t hash_of(const int* numbers, int count) {
   const bool sane = numbers && count > 0 && count <= 1 << 20;  // NCCL refuses others; we must not read them
@@ -127,7 +128,7 @@ NcclResult call_collective(const NcclLibrary& library, const NcclCall& call, Ncc
   if (inside_nccl()) return real();  // ncclBcast calls ncclBroadcast through its symbol
   if (nccl_swap_is_on()) {
     const InsideNccl inside;
-    nccl_swap_prepare(library, call);
+    if (const NcclResult broken = nccl_swap_prepare(library, call); broken != kNcclSuccess) return broken;
   }
   NcclOutput output;
   const bool to_finish = recorder.wants_records() && record_nccl_inputs(call, &library, &output);
@@ -165,18 +166,18 @@ NcclResult make_ranks(const NcclLibrary& library, const NcclMaking& call, NcclRe
   const Making making = begin_making(&library, id, call.size, call.place);
   const NcclResult result = call_nccl(real);
   end_making(making, result, call.made);
-  swap_made(library, {call.made, 1, nullptr, has_id ? id.a | 1 : 0}, result);
+  swap_made(library, {call.made, 1, has_id ? id.a | 1 : 0}, result);
   return result;
 }
 
 NcclResult make_all(const NcclLibrary& library, NcclComm* made, int size, NcclReal real) {
   if (inside_nccl()) return real();
+  const Digest id = nccl_own_id();
   if (!recorder.may_wake()) {
     const NcclResult result = call_nccl(real);
-    swap_made(library, {made, size, nullptr, 0}, result);
+    swap_made(library, {made, size, id.a | 1}, result);
     return result;
   }
-  const Digest id = nccl_own_id();
   Making last;
   for (int place = 0; place < size; ++place) last = begin_making(&library, id, size, place);
   const NcclResult result = call_nccl(real);
@@ -184,7 +185,7 @@ NcclResult make_all(const NcclLibrary& library, NcclComm* made, int size, NcclRe
     last.place = place;
     end_making(last, result, made ? made + place : nullptr, made != nullptr);
   }
-  swap_made(library, {made, size, nullptr, 0}, result);
+  swap_made(library, {made, size, id.a | 1}, result);
   return result;
 }
 
@@ -193,8 +194,8 @@ NcclResult split(const NcclLibrary& library, const NcclSplit& call, NcclReal rea
   const Making making = begin_child(&library, call.parent, "split", static_cast<uint32_t>(call.color));
   const NcclResult result = call_nccl(real);
   end_making(making, result, call.made, call.color != kNcclNoColor);
-  const uint64_t family = child_of("split", static_cast<uint32_t>(call.color));
-  if (call.color != kNcclNoColor) swap_made(library, {call.made, 1, call.parent, family}, result);
+  const uint64_t family = swap_family_of_child(call.parent, "split", static_cast<uint32_t>(call.color));
+  if (call.color != kNcclNoColor) swap_made(library, {call.made, 1, family}, result);
   return result;
 }
 
@@ -203,7 +204,8 @@ NcclResult shrink(const NcclLibrary& library, const NcclShrink& call, NcclReal r
   const Making making = begin_child(&library, call.parent, "shrink", hash_of(call.excluded, call.count));
   const NcclResult result = call_nccl(real);
   end_making(making, result, call.made);
-  swap_made(library, {call.made, 1, call.parent, child_of("shrink", hash_of(call.excluded, call.count))}, result);
+  const uint64_t family = swap_family_of_child(call.parent, "shrink", hash_of(call.excluded, call.count));
+  swap_made(library, {call.made, 1, family}, result);
   return result;
 }
 

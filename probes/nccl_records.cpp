@@ -8,6 +8,7 @@
 #include <exception>
 #include <vector>
 
+#include "probes/nccl_calls.h"
 #include "probes/nccl_swap.h"
 #include "probes/os.h"
 #include "probes/per_thread.h"
@@ -214,7 +215,8 @@ NcclResult settled(const NcclOutput& output, int64_t give_up_ns) {
   if (hopeless) give_up_ns = std::min(give_up_ns, now_ns() + kPatienceOnceInVainNs);
   for (int64_t pause_ns = kShortestPauseNs;; pause_ns = std::min(2 * pause_ns, kLongestPauseNs)) {
     NcclResult state = kNcclInProgress;
-    if (ask(output.comm, &state) != kNcclSuccess) return kNcclSystemError;
+    const auto asked = [&] { return ask(output.comm, &state); };
+    if (ask_state(output.comm, &state, asked) != kNcclSuccess) return kNcclSystemError;
     if (state != kNcclInProgress) return state;
     if (now_ns() > give_up_ns) break;
     futex_wait(nobody_wakes, 0, pause_ns);  // nanosleep is a cancellation point

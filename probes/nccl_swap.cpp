@@ -6,9 +6,10 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <new>
+#include <memory>
 #include <vector>
 
+#include "lib/digest_mix.h"
 #include "probes/os.h"
 #include "probes/per_thread.h"
 #include "probes/recorder.h"
@@ -34,9 +35,6 @@ class Locked {
   Locked(const Locked&) = delete;
   Locked& operator=(const Locked&) = delete;
 };
-constinit SwapCommunicator* communicators = nullptr;  // under the lock
-
-constinit std::atomic<int> undecided{0};  // of them, those that NCCL makes in the background
 constinit std::atomic<uint32_t> nobody_wakes{0};
 constexpr int64_t kPauseNs = 50'000;
 
@@ -49,21 +47,57 @@ struct Waiting {
 struct Made {
   const NcclLibrary* library;
   NcclComm* comm;
-  NcclComm parent;
   uint64_t family;
 };
+struct Entry : SwapCommunicator {
+  using SwapCommunicator::SwapCommunicator;
+  // Of one that NCCL makes in the background: where its handle will be, until that is known.
+  NcclComm* handle_at = nullptr;
+  bool in_background = false;
+  // Its reductions wait until the members have decided, under the lock. late: what came of them, if that is an error.
+  std::vector<Waiting> pending;
+  std::atomic<bool> wanted{false};
+  std::atomic<NcclResult> late{kNcclSuccess};
+};
+using Held = std::shared_ptr<Entry>;
+constinit std::vector<Held>* communicators = nullptr;  // under the lock; never freed
+constinit std::atomic<bool> any_in_background{false};
+
 struct SwapGroup {
   std::vector<Waiting> calls;
   std::vector<Made> made;
   std::vector<std::pair<const NcclLibrary*, NcclComm>> others;  // whose calls in the group are NCCL's
 };
 
-SwapCommunicator* find(NcclComm comm) {
+// It may be destroyed by another thread meanwhile: the last who holds it frees it.
+Held find(NcclComm comm) {
   const Locked lock;
-  for (SwapCommunicator* known = communicators; known; known = known->next) {
-    if (known->handle.load(std::memory_order_relaxed) == comm) return known;
+  for (size_t i = 0; comm && communicators && i < communicators->size(); ++i) {
+    if ((*communicators)[i]->handle.load(std::memory_order_relaxed) == comm) return (*communicators)[i];
+  }
+  for (size_t i = 0; comm && any_in_background && communicators && i < communicators->size(); ++i) {
+    Entry& one = *(*communicators)[i];
+    NcclComm handle = nullptr;
+    if (!one.handle_at || !read_handle(one.handle_at, &handle) || handle != comm) continue;
+    one.handle.store(comm), one.handle_at = nullptr;
+    return (*communicators)[i];
   }
   return nullptr;
+}
+void keep(const Held& one) {
+  const Locked lock;
+  if (!communicators) communicators = new std::vector<Held>;
+  communicators->push_back(one);
+}
+Held take_out(NcclComm comm) {
+  Held found;
+  const Locked lock;
+  for (size_t i = 0; comm && communicators && !found && i < communicators->size(); ++i) {
+    if ((*communicators)[i]->handle.load(std::memory_order_relaxed) != comm) continue;
+    found = std::move((*communicators)[i]);
+    communicators->erase(communicators->begin() + static_cast<std::ptrdiff_t>(i));
+  }
+  return found;
 }
 
 const CudaDriver* driver_of_process() {
@@ -73,102 +107,66 @@ const CudaDriver* driver_of_process() {
 
 // Declared in the run; on stderr once, for all communicators that it is true of.
 void say_refusal(const SwapCommunicator& one) {
-  if (one.size() < 2) return;
+  if (one.size() < 2 && one.broken() == kNcclSuccess) return;
   static constinit std::atomic<bool> said{false};
-  if (!said.exchange(true)) {
+  const bool fails = one.broken() != kNcclSuccess;
+  if (fails)
+    say("a reduction fails: its communicator's members could not agree on deterministic collectives: %s",
+        one.refusal());
+  else if (!said.exchange(true))
     say("reductions of a communicator of %d ranks are left to NCCL, whose order of additions is its own: %s",
         one.size(), one.refusal());
-  }
   const Guard guard;
   if (!guard.entered() || !recorder.is_awake()) return;
   char detail[160];
   snprintf(detail, sizeof(detail), "of %d ranks: %s", one.size(), one.refusal());
-  recorder.note_limit("reductions in NCCL's own order", detail);
+  recorder.note_limit(fails ? "reductions that failed" : "reductions in NCCL's own order", detail);
 }
 
-// Of communicators that NCCL has made and this process has not looked at yet.
-void decide(const NcclLibrary& library, const std::vector<NcclComm>& comms) {
+// Of a communicator that this process has seen made, or found. Not asked about before its first reduction.
+Held add(const NcclLibrary& library, NcclComm comm, uint64_t family, NcclComm* in_background_at = nullptr) {
   const CudaDriver* driver = driver_of_process();
-  if (!driver) return;
-  std::vector<SwapCommunicator*> fresh;
-  for (const NcclComm comm : comms) {
-    if (!comm || find(comm)) continue;
-    auto* one = new (std::nothrow) SwapCommunicator(library, *driver, comm, mode);
-    if (!one) continue;
-    fresh.push_back(one);
-    const Locked lock;
-    one->next = communicators;
-    communicators = one;
-  }
-  if (fresh.empty()) return;
-  SwapCommunicator::decide(fresh.data(), fresh.size());
-  for (const SwapCommunicator* one : fresh) {
-    if (!one->swaps()) say_refusal(*one);
-  }
-}
-
-// ---- Communicators that NCCL makes in the background. Their members agree while the program asks NCCL, as it must,
-// whether they are ready: until they have agreed, it is told that they are not.
-
-void expect(const NcclLibrary& library, const Made& made) {
-  const CudaDriver* driver = driver_of_process();
-  if (!driver || (*made.comm && find(*made.comm))) return;
-  auto* one = new (std::nothrow) SwapCommunicator(library, *driver, *made.comm, mode);
-  if (!one) return;
-  one->maker = gettid();
-  one->family = made.family;
-  if (!*made.comm) one->handle_at = made.comm, one->parent = made.parent;
-  undecided.fetch_add(1);
-  const Locked lock;
-  one->next = communicators;
-  communicators = one;
-}
-
-// Goes on with those that this thread has had made, since it may hold members that wait for each other, and with
-// `comm`. ready: NCCL says so of that.
-void advance_all(NcclComm comm, bool ready) {
-  std::vector<SwapCommunicator*> waiting;
-  {
-    const Locked lock;
-    for (SwapCommunicator* one = communicators; one; one = one->next) {
-      if (one->is_decided()) continue;
-      // Until its parent is ready, NCCL itself keeps the address.
-      if (ready && one->handle_at && one->parent == comm) one->handle.store(*one->handle_at), one->handle_at = nullptr;
-      const NcclComm handle = one->handle.load();
-      if (handle && (handle == comm || one->maker == gettid())) waiting.push_back(one);
-    }
-  }
-  for (SwapCommunicator* one : waiting) one->advance(false);
-  for (SwapCommunicator* one : waiting) {
-    const bool may_ask = std::all_of(waiting.begin(), waiting.end(), [&](const SwapCommunicator* other) {
-      return other->is_prepared() || other->family != one->family || one->family == 0;
-    });
-    if (!one->advance(may_ask) || !one->tell_once()) continue;
-    undecided.fetch_sub(1);
-    if (!one->swaps()) say_refusal(*one);
-  }
+  if (!driver) return nullptr;
+  const auto one = std::make_shared<Entry>(library, *driver, comm, mode, family);
+  one->in_background = in_background_at;
+  one->handle_at = comm ? nullptr : in_background_at;
+  keep(one);
+  return one;
 }
 
 bool is_made(const NcclLibrary& library, NcclComm comm) { return has_settled(library, comm, kNcclInProgress); }
 
-// Where the program has not asked whether it is ready.
-SwapCommunicator* find_or_decide(const NcclLibrary& library, NcclComm comm) {
-  SwapCommunicator* known = find(comm);
-  while (known && !known->is_decided()) {
-    advance_all(comm, false);
-    if (!known->is_decided()) futex_wait(nobody_wakes, 0, kPauseNs);
+void decide(const std::vector<Held>& all) {
+  SwapCommunicator::decide({all.begin(), all.end()});
+  for (const Held& one : all) {
+    while (!one->is_decided()) futex_wait(nobody_wakes, 0, kPauseNs);  // by another thread
+    if (one->tell_once() && !one->swaps()) say_refusal(*one);
   }
-  if (known || !is_made(library, comm)) return known;
-  decide(library, {comm});
-  return find(comm);
 }
 
-void decide_made(const std::vector<Made>& made, NcclResult result) {
-  std::vector<NcclComm> comms;
-  for (const Made& one : made) comms.push_back(*one.comm);
-  if (result == kNcclSuccess && !comms.empty()) decide(*made[0].library, comms);
+Held find_or_decide(const NcclLibrary& library, NcclComm comm) {
+  Held known = find(comm);
+  if (!known && is_made(library, comm)) known = add(library, comm, 0);
+  if (known && !known->in_background && !known->is_decided()) decide({known});
+  return known;
+}
+
+// What was destroyed where we did not see it has left its address, or its variable, to this one.
+void forget_stale(const Made& made) {
+  if (const Held stale = take_out(*made.comm)) stale->end(false);
+  const Locked lock;
+  for (size_t i = 0; communicators && i < communicators->size(); ++i) {
+    Entry& one = *(*communicators)[i];
+    if (one.handle_at == made.comm) one.handle_at = nullptr;
+  }
+}
+
+void note_made(const std::vector<Made>& made, NcclResult result) {
   for (const Made& one : made) {
-    if (result == kNcclInProgress) expect(*one.library, one);
+    if (result == kNcclInProgress) any_in_background.store(true);
+    forget_stale(one);
+    if (result == kNcclInProgress || *one.comm)
+      add(*one.library, *one.comm, one.family, result == kNcclInProgress ? one.comm : nullptr);
   }
 }
 
@@ -218,6 +216,51 @@ NcclResult call_real(const NcclLibrary& library, const NcclCall& call) {
 
 bool is_good(NcclResult result) { return result == kNcclSuccess || result == kNcclInProgress; }
 
+// ---- Communicators that do not block: their first reductions wait, and the program is told that they are in progress,
+// until it has asked so often, as it must, that the members have agreed.
+
+NcclResult put_on(Entry& known, const Waiting& call) {
+  const Locked lock;
+  known.pending.push_back(call);
+  known.wanted.store(true);
+  return kNcclInProgress;
+}
+
+void launch_pending(Entry& known) {
+  std::vector<Waiting> calls;
+  {
+    const Locked lock;
+    calls.swap(known.pending);
+  }
+  for (const Waiting& one : calls) {
+    NcclResult result = known.broken();
+    if (result == kNcclSuccess)
+      result = known.swaps() ? launch(known, one.call, one.spec) : call_real(*one.library, one.call);
+    if (!is_good(result)) known.late.store(result);
+  }
+}
+
+// All of the process: one thread may hold members that wait for each other, and another one may ask for it.
+void advance_all() {
+  std::vector<Held> waiting;
+  {
+    const Locked lock;
+    for (size_t i = 0; communicators && i < communicators->size(); ++i) {
+      const Held& one = (*communicators)[i];
+      if (one->wanted && !one->pending.empty()) waiting.push_back(one);
+    }
+  }
+  for (const Held& one : waiting) one->advance(false);
+  for (const Held& one : waiting) {
+    const bool may_ask = std::all_of(waiting.begin(), waiting.end(), [&](const Held& other) {
+      return other->is_prepared() || other->family != one->family || one->family == 0;
+    });
+    if (!one->advance(may_ask)) continue;
+    if (one->tell_once() && !one->swaps()) say_refusal(*one);
+    launch_pending(*one);
+  }
+}
+
 }  // namespace
 
 void set_nccl_swap(const Settings& settings) {
@@ -231,24 +274,36 @@ bool nccl_swap_is_on() { return is_on.load(std::memory_order_relaxed); }
 void nccl_swap_made(const NcclLibrary& library, const NcclSwapMaking& making, NcclResult result) {
   if (!is_good(result) || !making.comms) return;
   std::vector<Made> made;
-  for (int i = 0; i < making.count; ++i) made.push_back({&library, making.comms + i, making.parent, making.family});
+  for (int i = 0; i < making.count; ++i) made.push_back({&library, making.comms + i, making.family});
   if (inside_nccl_group()) {
     if (SwapGroup* group = PerThread<SwapGroup>::get()) group->made.insert(group->made.end(), made.begin(), made.end());
     return;
   }
-  decide_made(made, result);
+  note_made(made, result);
 }
 
 void nccl_swap_asked(NcclComm comm, NcclResult* state) {
-  if (undecided.load() == 0 || !state || !is_good(*state) || inside_nccl_group()) return;
+  if (!any_in_background.load() || !state || !is_good(*state) || inside_nccl_group()) return;
+  const Held known = find(comm);
+  if (!known || !known->wanted) return;
+  const bool waits = !known->is_decided();
   // Also when it is busy: with what it asks the others, perhaps, one of which waits for this thread to let it ask.
-  advance_all(comm, *state == kNcclSuccess);
-  const SwapCommunicator* known = find(comm);
-  if (known && !known->is_decided()) *state = kNcclInProgress;
+  advance_all();
+  if (waits) *state = kNcclInProgress;  // what was launched now, NCCL may be busy with
+  if (const NcclResult late = known->late.load()) *state = late;
 }
 
-void nccl_swap_prepare(const NcclLibrary& library, const NcclCall& call) {
-  if (call.swap != NcclCall::Swap::none && takes(call) && !inside_nccl_group()) find_or_decide(library, call.comm);
+uint64_t nccl_swap_child(NcclComm parent, uint64_t what) {
+  const Held known = find(parent);
+  if (!known) return 0;
+  const uint64_t number = known->children.fetch_add(1) + 1;
+  return known->family == 0 ? 0 : mix64(known->family ^ mix64(what + (number << 32))) | 1;
+}
+
+NcclResult nccl_swap_prepare(const NcclLibrary& library, const NcclCall& call) {
+  if (call.swap == NcclCall::Swap::none || !takes(call) || inside_nccl_group()) return kNcclSuccess;
+  const Held known = find_or_decide(library, call.comm);
+  return known && known->is_decided() ? known->broken() : kNcclSuccess;
 }
 
 namespace {
@@ -266,9 +321,12 @@ bool put_off(const NcclLibrary& library, const NcclCall& call, const CollectiveS
 
 bool nccl_swap_call(const NcclLibrary& library, const NcclCall& call, NcclResult* result) {
   const bool grouped = inside_nccl_group();
-  SwapCommunicator* known = call.swap == NcclCall::Swap::none || !takes(call) ? nullptr : find(call.comm);
-  const bool is_theirs = call.swap == NcclCall::Swap::none || !takes(call) ||
-                         (known && known->is_decided() && !known->swaps()) || (!known && !grouped);
+  const bool may_be_ours = call.swap != NcclCall::Swap::none && takes(call);
+  const Held known = may_be_ours ? find(call.comm) : nullptr;
+  const bool decided = known && known->is_decided();
+  if (decided && known->broken() != kNcclSuccess) return *result = known->broken(), true;
+  const bool waits = known && !decided && known->in_background;
+  const bool is_theirs = !may_be_ours || (decided && !known->swaps()) || (!decided && !grouped && !waits);
   if (is_theirs) return grouped && put_off(library, call, nullptr, result);
   CollectiveSpec spec;
   if (!make_spec(call, &spec)) {
@@ -277,15 +335,15 @@ bool nccl_swap_call(const NcclLibrary& library, const NcclCall& call, NcclResult
     return *result = kNcclInternalError, true;
   }
   if (grouped) return put_off(library, call, &spec, result);
-  *result = launch(*known, call, spec);
+  *result = waits ? put_on(*known, {&library, call, spec}) : launch(*known, call, spec);
   return true;
 }
 
 int nccl_swap_does(const NcclCall& call) {
   if (!takes(call)) return 0;
-  const SwapCommunicator* known = find(call.comm);
-  if (known && known->is_decided()) return known->swaps() ? 1 : 0;
-  return inside_nccl_group() ? -1 : 0;
+  const Held known = find(call.comm);
+  if (known && known->is_decided()) return known->broken() != kNcclSuccess ? -1 : known->swaps() ? 1 : 0;
+  return inside_nccl_group() || (known && known->in_background) ? -1 : 0;
 }
 
 namespace {
@@ -301,20 +359,29 @@ bool wait_for_others(const SwapGroup& group) {
   return true;
 }
 
-void decide_called(const SwapGroup& group) {
-  std::vector<NcclComm> fresh;
+// A call of a group, and its communicator, which another thread may destroy meanwhile. nullptr: it is not known.
+struct Called {
+  const Waiting* call;
+  Held known;
+};
+
+std::vector<Called> decide_called(const SwapGroup& group) {
+  std::vector<Called> all;
+  std::vector<Held> fresh;
   for (const Waiting& one : group.calls) {
-    if (find(one.call.comm))
-      find_or_decide(*one.library, one.call.comm);
-    else if (is_made(*one.library, one.call.comm))
-      fresh.push_back(one.call.comm);
+    Held known = find(one.call.comm);
+    if (!known && is_made(*one.library, one.call.comm)) known = add(*one.library, one.call.comm, 0);
+    all.push_back({&one, known});
+    const bool asks = known && !known->in_background && !known->is_decided();
+    if (asks && std::find(fresh.begin(), fresh.end(), known) == fresh.end()) fresh.push_back(known);
   }
-  if (!fresh.empty()) decide(*group.calls[0].library, fresh);
+  if (!fresh.empty()) decide(fresh);
+  // Where a device begins one kernel at a time (CUDA_DEVICE_MAX_CONNECTIONS=1), they had better come in one order.
+  std::stable_sort(all.begin(), all.end(), [](const Called& a, const Called& b) {
+    return (a.known ? a.known->family : 0) < (b.known ? b.known->family : 0);
+  });
+  return all;
 }
-
-}  // namespace
-
-namespace {
 
 // Those whose members have decided against it, together: one thread may hold several members.
 NcclResult call_theirs(const std::vector<const Waiting*>& calls) {
@@ -336,51 +403,42 @@ NcclResult nccl_swap_end_group(NcclResult result, bool launched) {
   SwapGroup group = std::move(*waiting);
   *waiting = {};
   if (!is_good(result)) return result;
-  decide_made(group.made, result);
+  note_made(group.made, result);
   if (!launched || group.calls.empty()) return result;
-  decide_called(group);
-  std::vector<const Waiting*> ours, theirs;
-  for (const Waiting& one : group.calls) {
-    const SwapCommunicator* known = find(one.call.comm);
-    const bool is_ours = known && known->swaps();
-    (is_ours ? ours : theirs).push_back(&one);
-    if (!is_ours) group.others.push_back({one.library, one.call.comm});
+  std::vector<Called> ours, late;
+  std::vector<const Waiting*> theirs;
+  for (const Called& one : decide_called(group)) {
+    const bool decided = one.known && one.known->is_decided();
+    if (decided && one.known->broken() != kNcclSuccess) return one.known->broken();
+    if (one.known && !decided) late.push_back(one);
+    if (decided && one.known->swaps()) ours.push_back(one);
+    if (one.known && (!decided || one.known->swaps())) continue;
+    theirs.push_back(one.call);
+    group.others.push_back({one.call->library, one.call->call.comm});
   }
   const NcclResult real = call_theirs(theirs);
   if (real != kNcclSuccess) result = real;
-  if (!is_good(result) || ours.empty()) return result;
-  if (result == kNcclInProgress && !wait_for_others(group)) return kNcclSystemError;
-  for (const Waiting* one : ours) {
-    const NcclResult own = launch(*find(one->call.comm), one->call, one->spec);
+  if (!is_good(result)) return result;
+  for (const Called& one : late) put_on(*one.known, *one.call);
+  if (!ours.empty() && result == kNcclInProgress && !wait_for_others(group)) return kNcclSystemError;
+  for (const Called& one : ours) {
+    const NcclResult own = launch(*one.known, one.call->call, one.call->spec);
     if (own != kNcclSuccess) result = own;
   }
-  return result;
+  return late.empty() || !is_good(result) ? result : kNcclInProgress;
 }
 
 void nccl_swap_forget(NcclComm comm, bool aborts) {
-  SwapCommunicator* found = nullptr;
-  {
-    const Locked lock;
-    for (SwapCommunicator** link = &communicators; *link; link = &(*link)->next) {
-      if ((*link)->handle.load(std::memory_order_relaxed) != comm) continue;
-      found = *link;
-      *link = found->next;
-      break;
-    }
-  }
-  if (!found) return;
-  if (!found->is_decided() && found->tell_once()) undecided.fetch_sub(1);
-  if (aborts) return found->abort();  // by a watchdog's thread, perhaps: another may be in a call on it
-  found->release();
-  delete found;
+  if (const Held found = take_out(comm)) found->end(aborts);
 }
 
 void forget_nccl_swap_in_child() {
   locked.clear();
   communicators = nullptr;
-  undecided.store(0);
+  any_in_background.store(false);
   if (SwapGroup* group = PerThread<SwapGroup>::if_any()) *group = {};
-  SwapCommunicator::forget_all_in_child();
+  forget_swap_means_in_child();
+  forget_swap_process_in_child();
 }
 
 }  // namespace forkpoint

@@ -24,42 +24,41 @@ CUresult SwapCommunicator::capture_of(CUstream stream, uint64_t* capture) const 
 // who is launched later: by an event that lies outside, so that it is so for each replay.
 CUresult SwapCommunicator::order_before(CUstream stream, uint64_t capture) {
   if (capture == 0)
-    return any_launch_ ? driver_.cuStreamWaitEvent_(stream, last_, CU_EVENT_WAIT_DEFAULT) : CUDA_SUCCESS;
-  if (capture == capture_) return driver_.cuStreamWaitEvent_(stream, captured_, CU_EVENT_WAIT_DEFAULT);
-  return driver_.cuStreamWaitEvent_(stream, last_, CU_EVENT_WAIT_EXTERNAL);
+    return any_launch_ ? driver_.cuStreamWaitEvent_(stream, means_->last, CU_EVENT_WAIT_DEFAULT) : CUDA_SUCCESS;
+  if (capture == capture_) return driver_.cuStreamWaitEvent_(stream, means_->captured, CU_EVENT_WAIT_DEFAULT);
+  return driver_.cuStreamWaitEvent_(stream, means_->last, CU_EVENT_WAIT_EXTERNAL);
 }
 CUresult SwapCommunicator::order_behind(CUstream stream, uint64_t capture) {
   any_launch_ = true;
-  if (capture == 0) return driver_.cuEventRecord_(last_, stream);
+  if (capture == 0) return driver_.cuEventRecord_(means_->last, stream);
   any_capture_ = true;
-  const CUresult result = driver_.cuEventRecordWithFlags_(last_, stream, CU_EVENT_RECORD_EXTERNAL);
+  const CUresult result = driver_.cuEventRecordWithFlags_(means_->last, stream, CU_EVENT_RECORD_EXTERNAL);
   if (result != CUDA_SUCCESS) return result;
   capture_ = capture;
-  return driver_.cuEventRecord_(captured_, stream);
+  return driver_.cuEventRecord_(means_->captured, stream);
 }
 
 NcclResult SwapCommunicator::launch(const CollectiveSpec& spec, const void* in, void* out, void* stream_handle) {
+  if (ended_.load()) return kNcclSystemError;
   const auto stream = static_cast<CUstream>(stream_handle);
   CollectiveLaunch launch;
-  const CollectivePlace place{
-      shape_, static_cast<uint32_t>(place_), reached_, reinterpret_cast<const uint32_t*>(device_abort_), in, out};
-  if (!collective::plan_collective(spec, place, &launch) || !enter_context()) return kNcclCudaError;
-  NcclResult result = kNcclSuccess;
-  if (launch.grid > 0) {
-    uint64_t capture = 0;
-    if (capture_of(stream, &capture) != CUDA_SUCCESS || order_before(stream, capture) != CUDA_SUCCESS)
-      result = kNcclCudaError;
-    else
-      result = by_messages_ ? send_and_add(spec, launch.params, stream) : run(launch, stream);
-    if (result == kNcclSuccess && order_behind(stream, capture) != CUDA_SUCCESS) result = kNcclCudaError;
-  }
-  leave_context();
-  return result;
+  const CollectivePlace place{shape_, static_cast<uint32_t>(place_), reached_,
+                              reinterpret_cast<const uint32_t*>(means_->host_on_device), in, out};
+  const InContext here(driver_, context_);
+  if (!collective::plan_collective(spec, place, &launch) || !here.entered()) return kNcclCudaError;
+  if (launch.grid == 0) return kNcclSuccess;
+  uint64_t capture = 0;
+  if (capture_of(stream, &capture) != CUDA_SUCCESS || order_before(stream, capture) != CUDA_SUCCESS)
+    return kNcclCudaError;
+  const NcclResult result = by_messages() ? send_and_add(spec, launch.params, stream) : run(launch, stream);
+  // Also where it failed halfway: part of it may be under way.
+  const CUresult ordered = order_behind(stream, capture);
+  return result == kNcclSuccess && ordered != CUDA_SUCCESS ? kNcclCudaError : result;
 }
 
 NcclResult SwapCommunicator::run(CollectiveLaunch& launch, CUstream stream) {
-  const CUresult result = driver_.cuLaunchKernel_(kernels_->function[launch.kernel], launch.grid, 1, 1, launch.block, 1,
-                                                  1, 0, stream, launch.arguments(), nullptr);
+  const CUresult result = driver_.cuLaunchKernel_(means_->kernels->function[launch.kernel], launch.grid, 1, 1,
+                                                  launch.block, 1, 1, 0, stream, launch.arguments(), nullptr);
   return result == CUDA_SUCCESS ? kNcclSuccess : kNcclCudaError;
 }
 
@@ -86,7 +85,7 @@ NcclResult SwapCommunicator::send_and_add(const CollectiveSpec& spec, Collective
 
 uint64_t SwapCommunicator::message_room() const {
   constexpr uint64_t kMostMessageBytes = 4 << 20;
-  return std::min(kMostMessageBytes, shape_.total_bytes() / shape_.ranks & ~uint64_t{127});
+  return std::min(kMostMessageBytes, collective::staging_for(shape_.ranks).total_bytes() / shape_.ranks & ~uint64_t{127});
 }
 
 NcclResult SwapCommunicator::send_inputs(const CollectiveParams& call, uint64_t round, CUstream stream) {

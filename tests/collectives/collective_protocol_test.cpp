@@ -305,4 +305,34 @@ TEST_CASE("no two places in the staging memory overlap") {
   }
 }
 
+TEST_CASE("communicators of one device have room at once, and beside a kernel of NCCL's, on every device") {
+  for (uint32_t multiprocessors = 0; multiprocessors <= 200; ++multiprocessors) {
+    for (const uint32_t wanted : {64u, 128u}) {
+      uint32_t taken = 0, communicators = 0;
+      while (const uint32_t blocks = blocks_for_communicator(multiprocessors, taken, wanted)) {
+        CHECK(blocks >= 16);
+        CHECK(blocks <= wanted);
+        taken += blocks;
+        REQUIRE(++communicators < 20);
+      }
+      CHECK(taken + 32 <= std::max(multiprocessors, 32u));
+      if (multiprocessors >= 48) CHECK(communicators > 0);
+      if (multiprocessors >= 96) CHECK(communicators >= 3);
+    }
+  }
+  CHECK(blocks_for_communicator(132, 0, 128) == 68);
+  CHECK(blocks_for_communicator(132, 0, 64) == 64);
+}
+
+TEST_CASE("staging memory for all blocks holds that of fewer") {
+  for (const uint32_t ranks : {2u, 3u, 8u, 9u, 64u}) {
+    StagingShape fewer = staging_for(ranks);
+    for (uint64_t before = fewer.total_bytes(); fewer.blocks > 1; before = fewer.total_bytes()) {
+      --fewer.blocks;
+      CHECK(fewer.total_bytes() <= before);
+      CHECK(fewer.input(fewer.blocks - 1, ranks - 2, fewer.slots - 1) + fewer.room() <= fewer.total_bytes());
+    }
+  }
+}
+
 }  // namespace forkpoint::collective

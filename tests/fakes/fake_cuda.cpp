@@ -45,6 +45,7 @@ std::mutex& objects() {
 }
 
 CUcontext primary_context() { return &primary; }
+unsigned long long context_number() { return context_id; }
 int forced_capture() { return capture_state; }
 
 CUresult forced_failure() {
@@ -105,6 +106,7 @@ SWITCH void fake_cuda_finish() { Engine::get().finish(); }
 SWITCH void fake_cuda_reset() {
   Engine::get().forget_all();
   forget_captures();
+  Memory::get().forget_device();
   ++context_id;
 }
 SWITCH void fake_cuda_set_capture(int state) { capture_state = state; }
@@ -133,14 +135,19 @@ FAKE cuInit(unsigned int flags) {
   return traced.end(CUDA_SUCCESS);
 }
 FAKE cuDriverGetVersion(int* version) { return *version = 13000, CUDA_SUCCESS; }
-FAKE cuDeviceGetCount(int* count) { return *count = 1, CUDA_SUCCESS; }
+FAKE cuDeviceGetCount(int* count) { return *count = getenv("FAKE_CUDA_LINK") ? 2 : 1, CUDA_SUCCESS; }
 FAKE cuDeviceGet(CUdevice* device, int ordinal) {
   return *device = 0, ordinal == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 FAKE cuDeviceGetName(char* name, int size, CUdevice) {
   return strncpy(name, "fake", static_cast<size_t>(size)), CUDA_SUCCESS;
 }
-FAKE cuDeviceGetAttribute(int* value, CUdevice_attribute, CUdevice) { return *value = 4, CUDA_SUCCESS; }
+FAKE cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice) {
+  *value = 4;
+  if (attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) *value = multiprocessors();
+  if (static_cast<int>(attribute) == 133) *value = is_for_this_rank("FAKE_CUDA_MPS");
+  return CUDA_SUCCESS;
+}
 FAKE cuDeviceTotalMem_v2(size_t* size_bytes, CUdevice) { return *size_bytes = size_t{16} << 30, CUDA_SUCCESS; }
 FAKE cuDevicePrimaryCtxGetState(CUdevice, unsigned int* flags, int* active) {
   return *flags = 0, *active = 1, CUDA_SUCCESS;

@@ -1,10 +1,21 @@
 // The deterministic collectives' kernels on host memory (tests/collectives/world.h), and memory that processes share,
-// which they need: with FAKE_CUDA_SHARED=1 all device memory can be opened by other processes. FAKE_CUDA_NO_PEERS=RANK:
-// the process whose RANK that is cannot open any. FAKE_CUDA_NO_COLLECTIVES=RANK: nor load these kernels.
+// which they need: with FAKE_CUDA_SHARED=1 all device memory can be opened by other processes, which have each a device
+// of their own. Of the process with that RANK:
+//   FAKE_CUDA_NO_PEERS=RANK             it cannot open the others' memory
+//   FAKE_CUDA_ASTRAY=RANK               it can, but what it stores there does not arrive
+//   FAKE_CUDA_NO_RECORDS=RANK           it has no device memory to ask its members through
+//   FAKE_CUDA_NO_COLLECTIVES=RANK       it cannot load these kernels
+//   FAKE_CUDA_MPS=RANK                  it shares its device with others
+//   FAKE_CUDA_FEW=RANK                  its device has 4 multiprocessors (else FAKE_CUDA_MULTIPROCESSORS, or 80)
+//   FAKE_CUDA_FAILS=RANK:CALL:LEAST:MOST:FIRST:COUNT
+//                                       of the calls for LEAST to MOST bytes COUNT fail, from the FIRST (0) on
+// FAKE_CUDA_LINK=nvlink|pcie|none: each of two processes sees both devices, of which that is the link.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -43,8 +54,9 @@ CUresult open_shared(CUdeviceptr* address, const CUipcMemHandle& handle) {
   if (file < 0 || is_for_this_rank("FAKE_CUDA_NO_PEERS")) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
   const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   const uint64_t begin = shared.offset / page * page, inside = shared.offset - begin;
+  const int kind = is_for_this_rank("FAKE_CUDA_ASTRAY") ? MAP_PRIVATE : MAP_SHARED;
   void* memory =
-      mmap(nullptr, inside + shared.size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, static_cast<off_t>(begin));
+      mmap(nullptr, inside + shared.size_bytes, PROT_READ | PROT_WRITE, kind, file, static_cast<off_t>(begin));
   close(file);
   if (memory == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
   *address = reinterpret_cast<uint64_t>(memory) + inside;
@@ -57,6 +69,25 @@ CUresult open_shared(CUdeviceptr* address, const CUipcMemHandle& handle) {
 bool is_for_this_rank(const char* variable) {
   const char *chosen = getenv(variable), *rank = getenv("RANK");
   return chosen && rank && strcmp(chosen, rank) == 0;
+}
+
+int multiprocessors() {
+  const char* count = getenv("FAKE_CUDA_MULTIPROCESSORS");
+  if (is_for_this_rank("FAKE_CUDA_FEW") || !getenv("FAKE_CUDA_SHARED")) return 4;
+  return count ? atoi(count) : 80;
+}
+
+bool fails_here(const char* call, size_t size_bytes) {
+  const char *chosen = getenv("FAKE_CUDA_FAILS"), *rank = getenv("RANK");
+  char name[32] = "";
+  int of = -1, first = 0, count = 0;
+  size_t least = 0, most = 0;
+  if (!chosen || !rank || sscanf(chosen, "%d:%31[^:]:%zu:%zu:%d:%d", &of, name, &least, &most, &first, &count) != 6)
+    return false;
+  if (atoi(rank) != of || strcmp(name, call) != 0 || size_bytes < least || size_bytes > most) return false;
+  static std::atomic<int> calls{0};
+  const int number = calls++;
+  return number >= first && number < first + count;
 }
 
 const KernelDefinition* collective_kernel(const char* name) {
@@ -95,3 +126,17 @@ FAKE cuIpcCloseMemHandle(CUdeviceptr address) {
 }
 FAKE cuDeviceCanAccessPeer(int* can, CUdevice, CUdevice) { return *can = 0, CUDA_SUCCESS; }
 FAKE cuCtxEnablePeerAccess(CUcontext, unsigned int) { return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED; }
+
+// The processes' first devices, in turn.
+FAKE cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
+  const char* rank = getenv("RANK");
+  *uuid = {};
+  uuid->bytes[0] = static_cast<char>(1 + ((rank ? atoi(rank) : 0) + device) % (getenv("FAKE_CUDA_LINK") ? 2 : 100));
+  return CUDA_SUCCESS;
+}
+FAKE cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute attribute, CUdevice, CUdevice) {
+  const char* link = getenv("FAKE_CUDA_LINK");
+  const bool is_none = !link || strcmp(link, "none") == 0;
+  *value = attribute == CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED ? !is_none : link && strcmp(link, "nvlink") == 0;
+  return CUDA_SUCCESS;
+}

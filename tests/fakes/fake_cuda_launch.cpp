@@ -14,6 +14,7 @@
 struct CUfunc_st {
   const forkpoint::fake::KernelDefinition* definition;
   CUmodule module;
+  unsigned long long context = forkpoint::fake::context_number();
 };
 
 struct CUmod_st {
@@ -148,6 +149,12 @@ const KernelDefinition* kernel_definition(CUkernel kernel) {
   const std::lock_guard lock(objects());
   return modules().kernels.count(kernel) ? kernel->function->definition : nullptr;
 }
+// A function goes with its context; a library's kernel has none.
+bool is_of_gone_context(CUfunction function) {
+  const std::lock_guard lock(objects());
+  return modules().functions.count(function) && !function->module->is_fake_image &&
+         function->context != context_number();
+}
 // Launches take both.
 const KernelDefinition* launched_definition(CUfunction handle) {
   const KernelDefinition* definition = function_definition(handle);
@@ -203,6 +210,7 @@ const char* kernel_name(CUfunction function) {
 CUresult make_launch(CUfunction function, const LaunchShape& shape, void** params, void** extra, Work* work) {
   const KernelDefinition* definition = launched_definition(function);
   if (!definition) return CUDA_ERROR_INVALID_HANDLE;
+  if (is_of_gone_context(function)) return CUDA_ERROR_INVALID_HANDLE;
   for (int i = 0; i < 3; ++i) {
     if (shape.grid[i] == 0 || shape.block[i] == 0) return CUDA_ERROR_INVALID_VALUE;
   }

@@ -119,6 +119,11 @@ bool Memory::is_there(uint64_t address, uint64_t size_bytes) {
   return found && address - found->start + size_bytes <= found->size_bytes;
 }
 
+void Memory::forget_device() {
+  const std::lock_guard lock(lock_);
+  if (file_ >= 0) std::erase_if(blocks_, [](const auto& one) { return one.second.in_arena; });
+}
+
 void Memory::set_garbage(uint64_t seed) {
   const std::lock_guard lock(lock_);
   garbage_seed_ = seed;

@@ -36,6 +36,7 @@ class Memory {
   // All of the bytes lie in one allocation, or in one that is released only in the order of a stream.
   bool is_there(uint64_t address, uint64_t size_bytes);
   void set_garbage(uint64_t seed);
+  void forget_device();  // where other processes may open it: with its context it is gone
   uint64_t free_bytes();
   // For other processes, with FAKE_CUDA_SHARED=1; -1: it is this process's alone.
   int shared_file() const { return file_; }

@@ -18,6 +18,8 @@ CUresult allocate(CUdeviceptr* address, size_t size_bytes, MemoryKind kind) {
   if (size_bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult refused = before_unsafe_call(); refused != CUDA_SUCCESS) return refused;
   if (const CUresult error = forced_failure(); error != CUDA_SUCCESS) return error;
+  const bool no_records = size_bytes == 33280 && is_for_this_rank("FAKE_CUDA_NO_RECORDS");
+  if (no_records || fails_here("cuMemAlloc", size_bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   *address = Memory::get().allocate(size_bytes, kind);
   return *address ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -196,6 +198,7 @@ FAKE cuMemFreeHost(void* memory) {
 }
 FAKE cuMemHostRegister_v2(void* memory, size_t size_bytes, unsigned int flags) {
   FAKE_TRACE(cuMemHostRegister_v2, memory, size_bytes, flags);
+  if (fails_here("cuMemHostRegister", size_bytes)) return traced.end(CUDA_ERROR_OUT_OF_MEMORY);
   Memory::get().add(memory, size_bytes, MemoryKind::pinned);
   return traced.end(CUDA_SUCCESS);
 }
@@ -247,11 +250,12 @@ FAKE_TWINS(cuMemcpyAsync, _ptsz, copy_in_order(target, source, size_bytes, find_
            (CUdeviceptr target, CUdeviceptr source, size_t size_bytes, CUstream stream), target, source, size_bytes,
            stream)
 FAKE_TWINS(cuMemcpyHtoDAsync_v2, _ptsz,
-           is_for_this_rank("FAKE_CUDA_NO_UPLOADS") ? CUDA_ERROR_INVALID_VALUE :
+           fails_here("cuMemcpyHtoDAsync", size_bytes) ? CUDA_ERROR_INVALID_VALUE :
            copy_in_order(target, address_of(source), size_bytes, find_stream(stream, per_thread)),
            (CUdeviceptr target, const void* source, size_t size_bytes, CUstream stream), target, source, size_bytes,
            stream)
 FAKE_TWINS(cuMemcpyDtoHAsync_v2, _ptsz,
+           fails_here("cuMemcpyDtoHAsync", size_bytes) ? CUDA_ERROR_INVALID_VALUE :
            copy_in_order(address_of(target), source, size_bytes, find_stream(stream, per_thread)),
            (void* target, CUdeviceptr source, size_t size_bytes, CUstream stream), target, source, size_bytes, stream)
 FAKE_TWINS(cuMemcpyDtoDAsync_v2, _ptsz, copy_in_order(target, source, size_bytes, find_stream(stream, per_thread)),

@@ -55,7 +55,10 @@ void abandon_capture(CUstream stream);
 CUresult join_capture(CUstream stream, const CUevent_st& event);
 
 CUcontext primary_context();
+int multiprocessors();
 bool is_for_this_rank(const char* variable);  // does it name RANK?
+bool fails_here(const char* call, size_t size_bytes = 0);  // FAKE_CUDA_FAILS (fake_cuda_collective.cpp)
+unsigned long long context_number();
 CUresult forced_launch_error(const char* kernel);
 CUresult forced_failure();
 int forced_capture();

@@ -139,6 +139,7 @@ CUresult synchronize(CUstream stream) {
 CUresult query(CUstream stream) {
   if (!stream) return CUDA_ERROR_INVALID_HANDLE;
   if (const CUresult refused = before_unsafe_call(); refused != CUDA_SUCCESS) return refused;
+  if (fails_here("cuStreamQuery")) return CUDA_ERROR_UNKNOWN;
   return Engine::get().pending(stream->queue) == 0 ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 

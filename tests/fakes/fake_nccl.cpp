@@ -290,7 +290,9 @@ FAKE_NCCL(CommShrink, (NcclComm handle, int* excluded, int count, NcclComm* made
 FAKE_NCCL(CommFinalize, (NcclComm), { return kNcclSuccess; })
 // Its address may come round again. REQUIRES here: its work is done.
 FAKE_NCCL(CommDestroy, (NcclComm comm), { return ++served, delete static_cast<Comm*>(comm), kNcclSuccess; })
-FAKE_NCCL(CommAbort, (NcclComm), { return ++served, kNcclSuccess; })
+FAKE_NCCL(CommAbort, (NcclComm comm), {
+  return ++served, static_cast<Comm*>(comm)->family->aborted = true, kNcclSuccess;
+})
 FAKE_NCCL(CommCount, (NcclComm comm, int* size), {
   return *size = static_cast<Comm*>(comm)->family->size, kNcclSuccess;
 })
@@ -298,6 +300,7 @@ FAKE_NCCL(CommUserRank, (NcclComm comm, int* rank), { return *rank = static_cast
 FAKE_NCCL(CommCuDevice, (NcclComm, int* device), { return *device = 0, kNcclSuccess; })
 FAKE_NCCL(CommGetAsyncError, (NcclComm comm, NcclResult* state), {
   *state = static_cast<Comm*>(comm)->in_progress > 0 ? kNcclInProgress : kNcclSuccess;
+  if (*setting("FAKE_NCCL_ERROR")) *state = atoi(setting("FAKE_NCCL_ERROR"));
   return kNcclSuccess;
 })
 FAKE_NCCL(RedOpCreatePreMulSum, (int* op, void* scalar, int type, int residence, NcclComm handle), {

@@ -115,19 +115,25 @@ void enqueue(const std::string& name, const std::vector<Family*>& owners, std::v
 // ---- Calls
 
 // The n-th call of all ranks of this process at once: gives, waits for the other processes, takes.
-void do_together(Shared& shared, int size, uint64_t number, const std::vector<Call>& calls) {
+void do_together(Family& family, uint64_t number, const std::vector<Call>& calls) {
+  Shared& shared = *family.shared;
+  const int size = family.size;
   const auto all = [&](auto counter, uint64_t least) {
     for (int i = 0; i < size; ++i) {
       if ((shared.member[i].*counter).load() < least) return false;
     }
     return true;
   };
-  must_come([&] { return all(&Shared::Member::taken, number - 1); }, "a rank did not take the call before");
+  must_come([&] { return all(&Shared::Member::taken, number - 1) || family.aborted; },
+            "a rank did not take the call before");
+  if (family.aborted) return;
   for (const Call& call : calls) {
     memcpy(shared.member[call.place].data, call.input, call.input_bytes);
     shared.member[call.place].posted = number;
   }
-  must_come([&] { return all(&Shared::Member::posted, number); }, "a rank did not come to a collective");
+  must_come([&] { return all(&Shared::Member::posted, number) || family.aborted; },
+            "a rank did not come to a collective");
+  if (family.aborted) return;
   std::vector<const char*> given;
   for (int i = 0; i < size; ++i) given.push_back(shared.member[i].data);
   for (const Call& call : calls) call.finish(given);
@@ -176,7 +182,7 @@ void enqueue_together(const std::shared_ptr<Family>& family, std::vector<Call> c
   for (const Call& call : calls) streams.push_back(call.stream);
   const std::string name = std::string("ncclDevKernel_") + calls[0].name;
   enqueue(name, {family.get()}, streams,
-          [family, number, calls = std::move(calls)] { do_together(*family->shared, family->size, number, calls); });
+          [family, number, calls = std::move(calls)] { do_together(*family, number, calls); });
 }
 
 void launch_messages(const std::vector<Issued>& messages) {

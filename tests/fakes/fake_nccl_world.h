@@ -58,6 +58,7 @@ struct Family {
   int size = 0;
   Shared* shared = nullptr;
   std::vector<int> places;
+  std::atomic<bool> aborted{false};  // by one of them: nobody waits any more
   void* last =
       nullptr;  // event behind what was enqueued last: calls on a communicator are done in order, on whatever stream
 };

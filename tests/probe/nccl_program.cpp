@@ -58,10 +58,11 @@ void order(void* first, void* then) {
   find<CUresult(void*, CUevent, unsigned)>("cuStreamWaitEvent")(then, event, 0);
 }
 
-void* captured(void* stream, const std::function<void()>& body) {
+void* captured(void* stream, const std::function<void()>& body, bool global) {
   CUgraph graph = nullptr;
   CUgraphExec made = nullptr;
-  find<CUresult(void*, CUstreamCaptureMode)>("cuStreamBeginCapture_v2")(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+  find<CUresult(void*, CUstreamCaptureMode)>("cuStreamBeginCapture_v2")(
+      stream, global ? CU_STREAM_CAPTURE_MODE_GLOBAL : CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
   body();
   const CUresult result = find<CUresult(void*, CUgraph*)>("cuStreamEndCapture")(stream, &graph);
   if (result == CUDA_SUCCESS)
@@ -76,6 +77,14 @@ void launch_graph(void* graph, void* stream) { find<CUresult(void*, void*)>("cuG
 void defer_device_work() { find<void(int)>("fake_cuda_set_mode")(kFakeDeferred); }
 
 void synchronize() { find<CUresult()>("cuCtxSynchronize")(); }
+
+size_t free_device_bytes() {
+  size_t free_bytes = 0, all_bytes = 0;
+  find<CUresult(size_t*, size_t*)>("cuMemGetInfo_v2")(&free_bytes, &all_bytes);
+  return free_bytes;
+}
+
+void reset_context() { find<void()>("fake_cuda_reset")(); }
 
 forkpoint::NcclUniqueId shared_id(const Ranks& ranks, const std::string& name) {
   forkpoint::NcclUniqueId id = {};

@@ -23,10 +23,12 @@ void* new_stream();
 // What comes on `then` comes after what is on `first`.
 void order(void* first, void* then);
 // A graph of what body gives to `stream`, and to streams ordered behind it. nullptr: the capture fails, which it says.
-void* captured(void* stream, const std::function<void()>& body);
+void* captured(void* stream, const std::function<void()>& body, bool global = false);
 void launch_graph(void* graph, void* stream);
 void defer_device_work();  // from now on, until the program waits for it
 void synchronize();
+size_t free_device_bytes();
+void reset_context();  // and load_cuda's is another one, under the same address
 
 // An id that all ranks of that name agree on.
 forkpoint::NcclUniqueId shared_id(const Ranks& ranks, const std::string& name);

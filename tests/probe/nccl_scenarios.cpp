@@ -8,16 +8,13 @@
 #include <thread>
 
 #include "probes/forkpoint.h"
+#include "tests/probe/nccl_checks.h"
 #include "tests/probe/nccl_program.h"
 
 using namespace nccl_program;
 using forkpoint::FakeNcclConfig;
 
 namespace {
-
-constexpr int kFloat = 7, kSum = 0, kMax = 2, kAvg = 4;
-
-std::vector<float> values_of(int rank, size_t count = kCount) { return start_values(rank, count); }
 
 // Every call once; prints what came out, which the probe must not change.
 void all_calls(const Ranks& ranks) {
@@ -208,11 +205,6 @@ void two_each(const Ranks& ranks) {
   synchronize();
 }
 
-void wait_until_ready(NcclComm comm) {
-  int state = 7;
-  while (state == 7) check(ncclCommGetAsyncError(comm, &state), "state");
-}
-
 void nonblocking(const Ranks& ranks) {
   FakeNcclConfig config;
   config.blocking = 0;
@@ -293,28 +285,16 @@ void from_scopes(const Ranks& ranks) {
 }
 
 // ---- Reductions, each of which looks at what comes out. Says how many calls NCCL itself was given for them.
-std::vector<float> combined(const Ranks& ranks, size_t count, const std::function<float(float, float)>& combine, float factor = 1) {
-  std::vector<float> all = values_of(0, count);
-  for (float& value : all) value *= factor;
-  for (int rank = 1; rank < ranks.size; ++rank) {
-    const std::vector<float> more = values_of(rank, count);
-    for (size_t i = 0; i < count; ++i) all[i] = combine(all[i], more[i] * factor);
-  }
-  return all;
-}
-float plus(float a, float b) { return a + b; }
-
-void expect(const char* what, const float* device, const std::vector<float>& expected) {
-  const std::vector<float> found = host_floats(device, expected.size());
-  const bool same = memcmp(found.data(), expected.data(), expected.size() * sizeof(float)) == 0;
-  printf("%s %s\n", what, same ? "right" : "WRONG");
+void check_reduced(NcclComm comm, forkpoint::NcclResult result, const char* what) {
+  if (result == 7) wait_until_ready(comm);
+  else check(result, what);
 }
 
 void reduce_on(const Ranks& ranks, const std::string& what, NcclComm comm, void* stream, size_t count) {
   const auto shares = static_cast<size_t>(ranks.size);
   float* in = device_floats(values_of(ranks.rank, count * shares));
   float* out = device_floats(std::vector<float>(count * shares));
-  check(ncclAllReduce(in, out, count, kFloat, kSum, comm, stream), "all-reduce");
+  check_reduced(comm, ncclAllReduce(in, out, count, kFloat, kSum, comm, stream), "all-reduce");
   const std::vector<float> sum = combined(ranks, count * shares, plus);
   expect((what + " all-reduce").c_str(), out, {sum.begin(), sum.begin() + static_cast<long>(count)});
   check(ncclReduceScatter(in, in + count * static_cast<size_t>(ranks.rank), count, kFloat, kSum, comm, stream), "scatter");
@@ -376,6 +356,7 @@ void reductions(const Ranks& ranks) {
   config.blocking = 0;
   NcclComm slow = nullptr;
   check(ncclCommInitRankConfig(&slow, ranks.size, shared_id(ranks, "slow"), ranks.rank, &config), "init", 7);
+  wait_until_ready(slow);
   if (!getenv("FEW_BYTES")) reduce_on(ranks, "nonblocking", slow, nullptr, 5);  // NCCL's own return before they are enqueued
   NcclComm grouped = nullptr;
   check(ncclGroupStart(), "start");
@@ -430,9 +411,11 @@ void asked(const Ranks& ranks) {
   forkpoint::Step step(0);
   float* data = device_floats(values_of(ranks.rank));
   // Rank 1 comes to its reduction only when rank 0 has left its own.
-  if (ranks.rank == 1 && shared_id(ranks, "left").bytes[0] == 0) printf("rank 0 was kept WRONG\n");
-  check(ncclAllReduce(data, data, kCount, kFloat, kSum, comm, nullptr), "all-reduce");
-  if (ranks.rank == 0) shared_id(ranks, "left");
+  const bool late = getenv("LATE");
+  if (late && ranks.rank == 1 && shared_id(ranks, "left").bytes[0] == 0) printf("rank 0 was kept WRONG\n");
+  check(ncclAllReduce(data, data, kCount, kFloat, kSum, comm, nullptr), "all-reduce", 7);
+  if (late && ranks.rank == 0) shared_id(ranks, "left");
+  wait_until_ready(comm);
   expect("asked", data, combined(ranks, kCount, plus));
 
   check(ncclCommSplit(comm, 0, ranks.rank, &child, nullptr), "split", 7);
@@ -441,7 +424,8 @@ void asked(const Ranks& ranks) {
   float* more = device_floats(values_of(ranks.rank));
   check(ncclGroupStart(), "start");
   check(ncclAllReduce(more, more, kCount, kFloat, kSum, child, nullptr), "all-reduce");
-  check(ncclGroupEnd(), "end");
+  check(ncclGroupEnd(), "end", 7);
+  wait_until_ready(child);
   expect("child in a group", more, combined(ranks, kCount, plus));
 
   // In one group with a call of NCCL's, which has it in the stream at once on rank 1 and late on rank 0.
@@ -527,8 +511,8 @@ extern "C" __attribute__((visibility("default"))) int nccl_program_main(int argc
   const Ranks ranks = {atoi(argv[3]), atoi(argv[4]), argv[5]};
   if (strcmp(argv[1], "none") != 0) load_cuda(argv[1]);
   const auto scenario = scenarios().find(argv[2]);
-  if (scenario == scenarios().end()) return 97;
-  scenario->second(ranks);
+  if (scenario != scenarios().end()) scenario->second(ranks);
+  else if (!swap_scenario(argv[2], ranks)) return 97;
   if (getenv("SHOW_CALLS")) printf("calls %d\n", fake_nccl_calls());
   return 0;
 }
