@@ -53,6 +53,10 @@ void say_values(const CauseFacts& facts, Cause* cause) {
                                           to_string(facts.layout_b)));
     return;
   }
+  if (facts.relaid) {
+    cause->evidence.push_back(
+        "its messages are laid out in another way in each run; the elements of all of them together are not the same");
+  }
   if (facts.pointing) cause->evidence.push_back(to_sentence(*facts.pointing, facts.layout_a));
   if (facts.pointing_skipped) cause->evidence.push_back("too large to search for a single changed word");
   if (facts.site.kind == Kind::scalar || facts.site.kind == Kind::state) return;

@@ -22,6 +22,7 @@ struct CauseFacts {
   uint8_t flags = 0;
   Layout layout_a, layout_b;
   bool layout_differs = false;
+  bool relaid = false;             // messages of a collective, laid out in another way in each run
   Digest digest_a, digest_b;
   TensorStats stats_a, stats_b;
   Level level = Level::layer;

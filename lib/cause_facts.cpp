@@ -219,6 +219,10 @@ void look_at_structure(const OriginInput& input, CauseFacts* facts) {
     facts->collective_in_one_run |=
         entry.side != OneSided::regrouped && (site.layer.empty() || site.layer == facts->site.layer);
   }
+  // Where the same came out, another layout changed no sum.
+  for (const RelaidCalls& calls : input.scan.relaid) {
+    facts->messages_differ |= calls.step <= facts->first.step && !(calls.outputs_seen && calls.outputs_same);
+  }
 }
 
 // What the search for origins and the manifests say already.
@@ -229,7 +233,7 @@ CauseFacts known_facts(const OriginInput& input, const Origin& origin, const Div
   facts.first = first;
   facts.site = join.site(d.site), facts.flags = d.flags;
   facts.layout_a = join.a().layouts()[d.layout_a], facts.layout_b = join.b().layouts()[d.layout_b];
-  facts.layout_differs = d.same == Same::layout;
+  facts.layout_differs = d.same == Same::layout, facts.relaid = d.same == Same::other_elements;
   facts.digest_a = d.digest_a, facts.digest_b = d.digest_b;
   facts.stats_a = d.stats_a, facts.stats_b = d.stats_b;
   facts.level = input.alignment.level, facts.world_size = std::max(1, input.run_a.world_size());
@@ -260,6 +264,10 @@ void describe_values(const Site& site, const Layout& layout_a, const Layout& lay
                      Divergence* out) {
   out->before = value_text(site, difference.digest_a);
   out->after = value_text(site, difference.digest_b);
+  if (difference.same == Same::other_elements) {
+    out->before = fmt::format("words that add up to {:08x}", difference.stats_a.word_sum);
+    out->after = fmt::format("words that add up to {:08x}", difference.stats_b.word_sum);
+  }
   if (difference.same != Same::layout) return;
   out->kind = Kind::structure;
   out->before = to_string(layout_a);
@@ -294,7 +302,7 @@ CauseFacts gather_facts(const OriginInput& input, const Origin& origin, const Di
   if (step.readable) {
     MatchScratch scratch;
     const OpInputs inputs = inputs_of(*step.join, step.columns.a, step.columns.b,
-                                      pair.steps[origin.step_index].complete, d, &scratch);
+                                      pair.steps[origin.step_index], d, &scratch);
     facts.inputs_agree = inputs.agree, facts.inputs_differ = inputs.differ, facts.inputs_one_sided = inputs.one_sided;
     facts.inputs_nonfinite_b = inputs.nonfinite_b;
     look_within_step(step, d, pair.steps[origin.step_index].step, &facts);

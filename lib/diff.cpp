@@ -55,6 +55,7 @@ void add_blockers(const Findings& findings, const Coverage& coverage, std::vecto
   if (!(findings.options.first_step && *findings.options.first_step >= alignment.begin)) {
     blockers->insert(blockers->end(), findings.loads.unmatched.begin(), findings.loads.unmatched.end());
   }
+  blockers->insert(blockers->end(), findings.relaid.not_shown.begin(), findings.relaid.not_shown.end());
   if (findings.resharding.not_comparable > 0) {
     blockers->push_back(fmt::format("{} sharded in another way could not be put together ({})",
                                     counted(findings.resharding.not_comparable, "tensor"), findings.resharding.why));
@@ -95,6 +96,7 @@ void add_common_notes(const Findings& findings, Verdict* verdict) {
                     counted(set_up, "record"), alignment.start == Start::b_later ? 'B' : 'A', alignment.begin));
   }
   append(findings.structure.sentences);
+  append(findings.relaid.sentences);
   append(findings.structure.evaluation);
   if (findings.resharding.compared > 0) {
     verdict->notes.push_back(fmt::format("{} cut into other shards in run B; put together, they were compared",
@@ -183,7 +185,8 @@ Verdict diff(const Run& a, const Run& b, const DiffOptions& options) {
   const Origins origins = find_origins(input);
   const LaunchScan launches = scan_launches(input, origins, options.launches);
   const StructureNotes structure = structure_notes(scan, alignment, &joins);
-  const Findings findings{input, options, origins, structure, loads, resharding, launches};
+  const RelaidNotes relaid = relaid_notes(scan, alignment, &joins);
+  const Findings findings{input, options, origins, structure, relaid, loads, resharding, launches};
 
   Verdict verdict;
   verdict.cause.cls.clear();

@@ -118,11 +118,14 @@ enum class Same : uint8_t {
   resharded,   // shards of one tensor, cut differently: to be put together before they can be compared
   layout,      // another dtype, shape or size: cannot be equal
   value,
+  other_elements,  // messages of a collective that are laid out anew (lib/diff_relaid.h) and hold other values together
 };
 // site: joint id.
 Same compare_records(const StreamJoin& join, uint32_t site, uint32_t layout_a, uint32_t layout_b, const Digest& a,
                      const Digest& b);
 
-inline bool is_difference(Same same) { return same == Same::layout || same == Same::value; }
+inline bool is_difference(Same same) {
+  return same == Same::layout || same == Same::value || same == Same::other_elements;
+}
 
 }  // namespace forkpoint

@@ -1,6 +1,7 @@
 #include "lib/diff_notes.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
@@ -90,6 +91,14 @@ std::vector<std::string> sentences_of(const std::map<StructureKey, StructureEntr
   return sentences;
 }
 
+std::string layouts_text(const HashStreamReader& stream, const std::vector<uint32_t>& layouts) {
+  constexpr size_t kMost = 4;
+  std::vector<std::string> texts;
+  for (size_t i = 0; i < std::min(kMost, layouts.size()); ++i) texts.push_back(to_string(stream.layouts()[layouts[i]]));
+  if (layouts.size() > kMost) texts.push_back(fmt::format("{} more", layouts.size() - kMost));
+  return fmt::format("{}", fmt::join(texts, ", "));
+}
+
 }  // namespace
 
 std::vector<std::string> environment_differences(const Run& a, const Run& b) {
@@ -173,6 +182,50 @@ StructureNotes structure_notes(const Scan& scan, const Alignment& alignment, Joi
     out.evaluation.push_back(
         fmt::format("the runs do not evaluate alike: {} of evaluation in run A only, {} in run B only",
                     counted(records[0], "record"), records[1]));
+  }
+  return out;
+}
+
+RelaidNotes relaid_notes(const Scan& scan, const Alignment& alignment, Joins* joins) {
+  constexpr size_t kMost = 8;
+  struct Entry {
+    std::string place;
+    std::set<int> ranks, not_shown;
+  };
+  std::map<std::pair<int64_t, std::string>, Entry> entries;  // the same on many ranks is said once
+  RelaidNotes out;
+  uint64_t collectives = 0;
+  for (const RelaidCalls& calls : scan.relaid) {
+    if (!calls.inputs_same || !calls.outputs_same) continue;
+    const RankPair& pair = alignment.ranks[calls.pair];
+    const Site& site = joins->of(calls.pair).site(calls.site);
+    const size_t count = std::max(calls.layouts_a.size(), calls.layouts_b.size());
+    const std::string text =
+        fmt::format("{} of step {} {} the same elements in another layout: {} of {} in run A and of {} in run B",
+                    counted(count, "collective"), calls.step, count == 1 ? "carries" : "carry",
+                    site.layer.empty() ? site.op : fmt::format("{} in {}", site.op, site.layer),
+                    layouts_text(*pair.a, calls.layouts_a), layouts_text(*pair.b, calls.layouts_b));
+    Entry& entry = entries[{calls.step, text}];
+    entry.place = fmt::format("{} of step {}", site.op, calls.step);
+    entry.ranks.insert(pair.rank);
+    if (!calls.witnessed) entry.not_shown.insert(pair.rank);
+    collectives += count;
+  }
+  for (const auto& [key, entry] : entries) {
+    const std::vector<int> ranks(entry.ranks.begin(), entry.ranks.end()),
+        not_shown(entry.not_shown.begin(), entry.not_shown.end());
+    const bool all = ranks.size() == alignment.ranks.size();
+    if (out.sentences.size() < kMost) out.sentences.push_back(all ? key.second : fmt::format("{} ({})", key.second, rank_list(ranks)));
+    if (not_shown.empty()) continue;
+    out.not_shown.push_back(
+        fmt::format("{} is laid out in another way in each run; the sums of its elements agree, but too few gradients or "
+                    "weights were recorded behind it to show that the same came out ({})",
+                    entry.place, rank_list(not_shown)));
+  }
+  if (entries.size() > kMost) out.sentences.push_back(fmt::format("and so do those of {} more places", entries.size() - kMost));
+  if (collectives > 0) {
+    out.limit = fmt::format("the bits of {} that {} laid out in another way in each run: the sums of their elements were compared",
+                            counted(collectives, "collective"), collectives == 1 ? "is" : "are");
   }
   return out;
 }

@@ -22,4 +22,12 @@ struct StructureNotes {
 };
 StructureNotes structure_notes(const Scan& scan, const Alignment& alignment, Joins* joins);
 
+// Collectives that the runs lay out differently and that carry the same elements, as far as sums of them show.
+struct RelaidNotes {
+  std::vector<std::string> sentences;
+  std::string limit;                      // what was not compared bit by bit; empty: nothing
+  std::vector<std::string> not_shown;     // sentences: nothing behind them shows that the same came out
+};
+RelaidNotes relaid_notes(const Scan& scan, const Alignment& alignment, Joins* joins);
+
 }  // namespace forkpoint

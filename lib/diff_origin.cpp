@@ -86,7 +86,7 @@ class Search {
     static const RecordKeys kNone;
     const auto assembled = in_.assembled.find({step.step, step.occurrence});
     read_pair(in_.joins.of(p), pair(p), step, worker);
-    return analyse_step(in_.joins.of(p), worker->a, worker->b, step.complete,
+    return analyse_step(in_.joins.of(p), worker->a, worker->b, step,
                         assembled == in_.assembled.end() ? kNone : assembled->second, &worker->scratch);
   }
 

@@ -19,6 +19,8 @@ struct Task {
 
 struct Worker : StepBuffers {
   std::unordered_map<uint64_t, OneSided> one_sided;
+  std::vector<Unequal> unequal;
+  std::vector<RelaidCalls> relaid;
   std::vector<std::string> gaps;
   std::vector<int64_t> gap_steps;
   std::vector<uint8_t> cells;
@@ -43,6 +45,24 @@ OneSided& note_one_sided(Worker* worker, const Task& task, int64_t step, uint32_
   return entry;
 }
 
+// Sums are no proof, so the step is read once more for what stands behind them.
+void note_relaid(const Relaid& relaid, const Task& task, const StepPair& step, const StreamJoin& join, Worker* worker) {
+  if (relaid.groups.empty()) return;
+  const StepColumns &a = worker->a, &b = worker->b;
+  const uint64_t witnessed = witnessed_elements(join, a, b, step, &worker->scratch);
+  for (const RelaidGroup& group : relaid.groups) {
+    const RelaidSide& side = group.input.used() ? group.input : group.output;
+    RelaidCalls& calls = worker->relaid.emplace_back();
+    calls.pair = task.pair, calls.site = a.site[side.rows_a[0]], calls.step = step.step;
+    calls.elements = std::max(group.input.sums_a.elements, group.output.sums_a.elements);
+    for (const uint32_t i : side.rows_a) calls.layouts_a.push_back(a.layout[i]);
+    for (const uint32_t j : side.rows_b) calls.layouts_b.push_back(b.layout[j]);
+    calls.inputs_same = group.input.same(), calls.outputs_same = group.output.same();
+    calls.outputs_seen = group.output.used();
+    calls.witnessed = witnessed >= calls.elements;
+  }
+}
+
 void scan_step(const Task& task, const StepPair& step, const StreamJoin& join, MapBuilder* map, Worker* worker,
                StepCounts* counts) {
   const StepColumns &a = worker->a, &b = worker->b;
@@ -51,42 +71,41 @@ void scan_step(const Task& task, const StepPair& step, const StreamJoin& join, M
   const auto mark = [&](uint32_t site, uint8_t cell) {
     if (rows != nullptr) worker->cells[rows[site]] = std::max(worker->cells[rows[site]], cell);
   };
-  match_step(
-      join, a, b, step.complete, &worker->scratch,
-      [&](uint32_t i, uint32_t j) {
-        const bool same_layout = join.same_layout(a.layout[i], b.layout[j]);
-        if (same_layout && a.digest[i] == b.digest[j]) {
-          ++counts->matched;
-          mark(a.site[i], MapBuilder::kEqual);
-          return;
-        }
-        const Same same = compare_records(join, a.site[i], a.layout[i], b.layout[j], a.digest[i], b.digest[j]);
-        if (same == Same::resharded) {
-          ++counts->resharded;
-          return;
-        }
-        ++counts->matched;
-        if (same == Same::relabelled || same == Same::regrouped) {
-          const auto side = same == Same::relabelled ? OneSided::relabelled : OneSided::regrouped;
-          OneSided& entry = note_one_sided(worker, task, step.step, a.site[i], side, a.flags[i], i, a.micro_step[i]);
-          entry.layout_a = a.layout[i], entry.layout_b = b.layout[j];
-        }
-        if (!is_difference(same)) return mark(a.site[i], MapBuilder::kEqual);
-        ++((a.flags[i] & kRecordEval) != 0 ? counts->differing_eval : counts->differing);
-        mark(a.site[i], MapBuilder::kPropagated);
-      },
-      [&](uint32_t i) {
-        if (step.complete) {
-          note_one_sided(worker, task, step.step, a.site[i], OneSided::only_a, a.flags[i], i, a.micro_step[i]);
-        }
-        mark(a.site[i], MapBuilder::kMissing);
-      },
-      [&](uint32_t j) {
-        const uint32_t site = join.site_of_b(b.site[j]);
-        if (step.complete)
-          note_one_sided(worker, task, step.step, site, OneSided::only_b, b.flags[j], j, b.micro_step[j]);
-        mark(site, MapBuilder::kMissing);
-      });
+  const Relaid relaid = match_relaid(join, a, b, step, &worker->scratch, &worker->unequal, [&](uint32_t i, uint32_t) {
+    ++counts->matched;
+    mark(a.site[i], MapBuilder::kEqual);
+  });
+  for (const auto& [i, j, same] : worker->unequal) {
+    if (i == kNoRow || j == kNoRow) {
+      const uint32_t site = i == kNoRow ? join.site_of_b(b.site[j]) : a.site[i];
+      mark(site, MapBuilder::kMissing);
+      if (!step.complete) continue;
+      if (i == kNoRow) note_one_sided(worker, task, step.step, site, OneSided::only_b, b.flags[j], j, b.micro_step[j]);
+      else note_one_sided(worker, task, step.step, site, OneSided::only_a, a.flags[i], i, a.micro_step[i]);
+      continue;
+    }
+    if (same == Same::resharded) {
+      ++counts->resharded;
+      continue;
+    }
+    ++counts->matched;
+    if (same == Same::relabelled || same == Same::regrouped) {
+      const auto side = same == Same::relabelled ? OneSided::relabelled : OneSided::regrouped;
+      OneSided& entry = note_one_sided(worker, task, step.step, a.site[i], side, a.flags[i], i, a.micro_step[i]);
+      entry.layout_a = a.layout[i], entry.layout_b = b.layout[j];
+    }
+    mark(a.site[i], is_difference(same) ? MapBuilder::kPropagated : MapBuilder::kEqual);
+    if (!is_difference(same)) continue;
+    ++((a.flags[i] & kRecordEval) != 0 ? counts->differing_eval : counts->differing);
+  }
+  for (const RelaidGroup& group : relaid.groups) {
+    for (const RelaidSide* side : {&group.input, &group.output}) {
+      if (!side->used()) continue;
+      counts->differing += side->same() ? 0 : 1;
+      mark(a.site[side->rows_a[0]], side->same() ? MapBuilder::kEqual : MapBuilder::kPropagated);
+    }
+  }
+  note_relaid(relaid, task, step, join, worker);
   if (rows != nullptr) map->add(step.step, worker->cells);
 }
 
@@ -182,7 +201,11 @@ Scan scan_runs(const Alignment& alignment, const DiffOptions& options, Joins* jo
   for (const Worker& worker : workers) {
     scan.gaps.insert(scan.gaps.end(), worker.gaps.begin(), worker.gaps.end());
     scan.gap_steps.insert(scan.gap_steps.end(), worker.gap_steps.begin(), worker.gap_steps.end());
+    scan.relaid.insert(scan.relaid.end(), worker.relaid.begin(), worker.relaid.end());
   }
+  std::stable_sort(scan.relaid.begin(), scan.relaid.end(), [](const RelaidCalls& left, const RelaidCalls& right) {
+    return std::tuple(left.step, left.pair) < std::tuple(right.step, right.pair);
+  });
   scan.one_sided = merge_one_sided(&workers);
   return scan;
 }

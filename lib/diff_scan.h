@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "lib/align.h"
-#include "lib/diff_match.h"
+#include "lib/diff_relaid.h"
 
 namespace forkpoint {
 
@@ -52,11 +52,24 @@ struct OneSided {
   uint64_t records = 0;
 };
 
+// All-reduces of one step of a rank that the runs lay out differently: of one op instance and dtype.
+struct RelaidCalls {
+  size_t pair = 0;
+  uint32_t site = 0;               // joint id
+  int64_t step = 0;
+  uint64_t elements = 0;
+  std::vector<uint32_t> layouts_a, layouts_b;  // of the messages, ids in their own streams
+  bool inputs_same = true, outputs_same = true;  // by their sums
+  bool outputs_seen = false;
+  bool witnessed = false;          // as many elements of gradients or weights behind them agree bit by bit
+};
+
 class MapBuilder;  // lib/diff_map.h
 
 struct Scan {
   std::vector<std::vector<StepCounts>> steps;  // as Alignment::ranks[].steps
   std::vector<OneSided> one_sided;
+  std::vector<RelaidCalls> relaid;             // by step, then rank
   std::vector<std::string> gaps;               // damage found while reading
   std::vector<int64_t> gap_steps;
 };

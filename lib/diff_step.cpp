@@ -22,21 +22,14 @@ bool is_source(const Site& site) {
 // The matched records of a step, and the questions that need all of them.
 class StepView {
  public:
-  StepView(const StreamJoin& join, const StepColumns& a, const StepColumns& b, bool complete,
+  StepView(const StreamJoin& join, const StepColumns& a, const StepColumns& b, const StepPair& step,
            const RecordKeys& assembled, MatchScratch* scratch)
       : join_(join), a_(a), b_(b), partner_(a.size(), kNoRow), same_(a.size(), Same::equal) {
-    match_step(
-        join, a, b, complete, scratch,
-        [&](uint32_t i, uint32_t j) {
-          partner_[i] = j;
-          Same same = compare_records(join, a.site[i], a.layout[i], b.layout[j], a.digest[i], b.digest[j]);
-          if (same == Same::resharded && !assembled.empty() && assembled.count(key_of(i)) != 0) same = Same::value;
-          same_[i] = same;
-          if (!is_difference(same)) return;
-          if ((a.flags[i] & kRecordEval) == 0) differences_.push_back(i);
-          else if (!first_eval_) first_eval_ = i;
-        },
-        [](uint32_t) {}, [&](uint32_t j) { only_b_.push_back(j); });
+    std::vector<Unequal> unequal;
+    relaid_ = match_relaid(join, a, b, step, scratch, &unequal, [&](uint32_t i, uint32_t j) { partner_[i] = j; });
+    for (const Unequal& pair : unequal) add(pair, assembled);
+    for (const RelaidGroup& group : relaid_.groups) add(group.input), add(group.output);
+    if (!relaid_.groups.empty()) std::sort(differences_.begin(), differences_.end());
   }
 
   const std::vector<uint32_t>& differences() const { return differences_; }
@@ -49,11 +42,27 @@ class StepView {
     return matched(row) && (same_[row] == Same::equal || same_[row] == Same::relabelled);
   }
   bool regrouped(uint32_t row) const { return same_[row] == Same::regrouped; }
+  // Of a message that is laid out anew: all of them together; nullptr: the row is compared by itself.
+  const RelaidSide* relaid(uint32_t row) const {
+    const auto found = sides_.find(row);
+    return found == sides_.end() ? nullptr : found->second;
+  }
+  bool in_relaid_family(uint32_t row) const {
+    return !relaid_.families.empty() &&
+           relaid_.families.count({join_.op(a_.site[row]), a_.micro_step[row],
+                                   static_cast<uint8_t>(a_.flags[row] & kClassFlags)}) != 0;
+  }
+  uint32_t call(uint32_t row) const { return in_relaid_family(row) ? 0 : a_.call[row]; }
+  uint32_t call_of_b(uint32_t row) const {
+    const RelaidFamily family{join_.op(join_.site_of_b(b_.site[row])), b_.micro_step[row],
+                              static_cast<uint8_t>(b_.flags[row] & kClassFlags)};
+    return !relaid_.families.empty() && relaid_.families.count(family) != 0 ? 0 : b_.call[row];
+  }
   bool training(uint32_t row) const { return (a_.flags[row] & kRecordEval) == 0; }
   int32_t micro_step(uint32_t row) const { return a_.micro_step[row]; }
 
   bool same_instance(uint32_t left, uint32_t right) const {
-    return a_.micro_step[left] == a_.micro_step[right] && a_.call[left] == a_.call[right] &&
+    return a_.micro_step[left] == a_.micro_step[right] && call(left) == call(right) &&
            join_.op(a_.site[left]) == join_.op(a_.site[right]) &&
            ((a_.flags[left] ^ a_.flags[right]) & kClassFlags) == 0;
   }
@@ -66,7 +75,7 @@ class StepView {
   }
   bool in_b_only(uint32_t row) const {  // B has a record of this op instance that A lacks
     return std::any_of(only_b_.begin(), only_b_.end(), [&](uint32_t j) {
-      return b_.micro_step[j] == a_.micro_step[row] && b_.call[j] == a_.call[row] &&
+      return b_.micro_step[j] == a_.micro_step[row] && call_of_b(j) == call(row) &&
              join_.op(join_.site_of_b(b_.site[j])) == join_.op(a_.site[row]);
     });
   }
@@ -75,7 +84,8 @@ class StepView {
     bool any = false;
     for (const uint32_t i : instance(row)) {
       if (!same_instance(i, row) || !is_op_input(site(i))) continue;
-      if (!agrees(i)) return false;
+      const RelaidSide* side = relaid(i);
+      if (side != nullptr ? !side->same() : !agrees(i)) return false;
       any = true;
     }
     return any && !in_b_only(row);
@@ -83,9 +93,14 @@ class StepView {
 
   Difference difference(uint32_t i) const {
     const uint32_t j = partner_[i];
-    return {i, j, a_.site[i], a_.micro_step[i], a_.call[i], a_.flags[i], same_[i], a_.layout[i], b_.layout[j],
-            a_.digest[i], b_.digest[j], {a_.absmax[i], a_.nonfinite[i], a_.word_sum[i]},
-            {b_.absmax[j], b_.nonfinite[j], b_.word_sum[j]}};
+    Difference out{i, j, a_.site[i], a_.micro_step[i], call(i), a_.flags[i], same_[i], a_.layout[i], b_.layout[j],
+                   a_.digest[i], b_.digest[j], {a_.absmax[i], a_.nonfinite[i], a_.word_sum[i]},
+                   {b_.absmax[j], b_.nonfinite[j], b_.word_sum[j]}};
+    if (const RelaidSide* side = relaid(i)) {
+      out.digest_a = side->sums_a.digest, out.digest_b = side->sums_b.digest;
+      out.stats_a = side->sums_a.stats, out.stats_b = side->sums_b.stats;
+    }
+    return out;
   }
   const StepColumns& a() const { return a_; }
   const StepColumns& b() const { return b_; }
@@ -94,13 +109,34 @@ class StepView {
   const std::vector<uint32_t>& only_b() const { return only_b_; }
 
  private:
+  void add(const Unequal& pair, const RecordKeys& assembled) {
+    const uint32_t i = pair.a;
+    if (i == kNoRow) only_b_.push_back(pair.b);
+    if (i == kNoRow || pair.b == kNoRow) return;
+    partner_[i] = pair.b;
+    same_[i] = pair.same;
+    if (pair.same == Same::resharded && !assembled.empty() && assembled.count(key_of(i)) != 0) same_[i] = Same::value;
+    if (!is_difference(same_[i])) return;
+    if ((a_.flags[i] & kRecordEval) == 0) differences_.push_back(i);
+    else if (!first_eval_) first_eval_ = i;
+  }
+  // The first message of run A stands for all.
+  void add(const RelaidSide& side) {
+    if (!side.used()) return;
+    for (const uint32_t i : side.rows_a) {
+      sides_[i] = &side;
+      same_[i] = side.same() ? Same::regrouped : Same::other_elements;
+    }
+    partner_[side.rows_a[0]] = side.rows_b[0];
+    if (!side.same()) differences_.push_back(side.rows_a[0]);
+  }
   RecordKey key_of(uint32_t i) const {
     const Digest& key = join_.key(a_.site[i]);
     return {key.a, key.b, a_.micro_step[i], a_.call[i]};
   }
   uint64_t instance_hash(uint32_t i) const {
     return mix64(join_.op(a_.site[i]) ^
-                 (static_cast<uint64_t>(static_cast<uint32_t>(a_.micro_step[i])) << 32 | a_.call[i]));
+                 (static_cast<uint64_t>(static_cast<uint32_t>(a_.micro_step[i])) << 32 | call(i)));
   }
 
   const StreamJoin& join_;
@@ -111,6 +147,8 @@ class StepView {
   std::vector<uint32_t> differences_, only_b_;
   std::optional<uint32_t> first_eval_;
   std::unordered_map<uint64_t, std::vector<uint32_t>> instances_;
+  Relaid relaid_;
+  std::unordered_map<uint32_t, const RelaidSide*> sides_;  // by row of A
 };
 
 // Equal sums of words, maxima and counts, but another digest. Not proof (+1 and -1 elsewhere looks the same), so it
@@ -227,6 +265,20 @@ void collect_sources(const StepView& view, uint32_t first, RankStep* out) {
   }
 }
 
+// together: a family that is laid out anew has one part a site, so that it is the same on all members.
+void add_part(Role role, const CollectiveUse::Part& part, bool together, CollectiveUse* use) {
+  if (role != Role::input && role != Role::output) return;
+  const bool input = role == Role::input;
+  (input ? use->has_input : use->has_output) = true;
+  (input ? use->input_differs : use->output_differs) |= part.differs;
+  auto& parts = input ? use->inputs : use->outputs;
+  const auto known = std::find_if(parts.begin(), parts.end(),
+                                  [&](const CollectiveUse::Part& other) { return together && other.site == part.site; });
+  if (known == parts.end()) return parts.push_back(part);
+  known->differs |= part.differs;
+  known->a += part.a, known->b += part.b;
+}
+
 void collect_collectives(const StepView& view, RankStep* out) {
   const StepColumns &a = view.a(), &b = view.b();
   std::unordered_map<uint64_t, std::vector<size_t>> uses;  // by op, then few
@@ -235,7 +287,7 @@ void collect_collectives(const StepView& view, RankStep* out) {
     if (site.kind != Kind::collective || !view.training(i) || !view.join().wanted(a.site[i])) continue;
     CollectiveUse use;
     use.op = view.join().op(a.site[i]);
-    use.micro_step = a.micro_step[i], use.call = a.call[i], use.site = a.site[i], use.first_row = i;
+    use.micro_step = a.micro_step[i], use.call = view.call(i), use.site = a.site[i], use.first_row = i;
     auto& same_op = uses[use.op];
     auto known = std::find_if(same_op.begin(), same_op.end(),
                               [&](size_t k) { return out->collectives[k].same_instance(use); });
@@ -245,20 +297,17 @@ void collect_collectives(const StepView& view, RankStep* out) {
       out->collectives.push_back(std::move(use));
     }
     CollectiveUse& at = out->collectives[*known];
-    if (!view.matched(i) || view.regrouped(i)) {
+    CollectiveUse::Part part{a.site[i], view.differs(i), a.digest[i], {}};
+    if (const RelaidSide* side = view.relaid(i)) {
+      if (i != side->rows_a[0]) continue;
+      part.a = side->sums_a.digest, part.b = side->sums_b.digest;
+    } else if (!view.matched(i) || view.regrouped(i)) {
       at.one_sided = true;
       continue;
+    } else {
+      part.b = b.digest[view.partner(i)];
     }
-    const CollectiveUse::Part part{a.site[i], view.differs(i), a.digest[i], b.digest[view.partner(i)]};
-    if (site.role == Role::input) {
-      at.has_input = true;
-      at.input_differs |= part.differs;
-      at.inputs.push_back(part);
-    } else if (site.role == Role::output) {
-      at.has_output = true;
-      at.output_differs |= part.differs;
-      at.outputs.push_back(part);
-    }
+    add_part(site.role, part, view.in_relaid_family(i), &at);
   }
 }
 
@@ -293,9 +342,9 @@ bool related_layers(const std::string& left, const std::string& right) {
   return left == right || contains_layer(left, right) || contains_layer(right, left);
 }
 
-RankStep analyse_step(const StreamJoin& join, const StepColumns& a, const StepColumns& b, bool complete,
+RankStep analyse_step(const StreamJoin& join, const StepColumns& a, const StepColumns& b, const StepPair& step,
                       const RecordKeys& differing_when_assembled, MatchScratch* scratch) {
-  StepView view(join, a, b, complete, differing_when_assembled, scratch);
+  StepView view(join, a, b, step, differing_when_assembled, scratch);
   RankStep out;
   if (const auto row = pick_first(&view, &out)) {
     out.first = view.difference(*row);
@@ -307,19 +356,21 @@ RankStep analyse_step(const StreamJoin& join, const StepColumns& a, const StepCo
   return out;
 }
 
-OpInputs inputs_of(const StreamJoin& join, const StepColumns& a, const StepColumns& b, bool complete,
+OpInputs inputs_of(const StreamJoin& join, const StepColumns& a, const StepColumns& b, const StepPair& step,
                    const Difference& difference, MatchScratch* scratch) {
-  StepView view(join, a, b, complete, {}, scratch);
+  StepView view(join, a, b, step, {}, scratch);
   OpInputs out;
   for (const uint32_t i : view.instance(difference.row_a)) {
     if (i == difference.row_a || !view.same_instance(i, difference.row_a) || !is_op_input(view.site(i))) continue;
+    const RelaidSide* side = view.relaid(i);
+    if (side != nullptr && i != side->rows_a[0]) continue;
     auto& names = !view.matched(i) ? out.one_sided : view.differs(i) ? out.differ : out.agree;
     names.push_back(view.site(i).tensor);
     if (view.matched(i)) out.nonfinite_b += b.nonfinite[view.partner(i)];
   }
   for (const uint32_t j : view.only_b()) {
     const Site& site = join.site(join.site_of_b(b.site[j]));
-    if (is_op_input(site) && b.micro_step[j] == difference.micro_step && b.call[j] == difference.call &&
+    if (is_op_input(site) && b.micro_step[j] == difference.micro_step && view.call_of_b(j) == difference.call &&
         join.op(join.site_of_b(b.site[j])) == join.op(difference.site)) {
       out.one_sided.push_back(site.tensor);
     }

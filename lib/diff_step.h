@@ -7,7 +7,7 @@
 #include <tuple>
 #include <vector>
 
-#include "lib/diff_match.h"
+#include "lib/diff_relaid.h"
 
 namespace forkpoint {
 
@@ -24,7 +24,7 @@ struct Difference {
   TensorStats stats_a, stats_b;
 };
 
-// One collective as this rank took part in it.
+// One collective as this rank took part in it. All of a family that is laid out anew (lib/diff_relaid.h) are one, of call 0.
 struct CollectiveUse {
   uint64_t op = 0;
   int32_t micro_step = 0;
@@ -58,7 +58,7 @@ struct RankStep {
 using RecordKey = std::tuple<uint64_t, uint64_t, int32_t, uint32_t>;  // site key (a, b), micro-step, call
 using RecordKeys = std::set<RecordKey>;
 
-RankStep analyse_step(const StreamJoin& join, const StepColumns& a, const StepColumns& b, bool complete,
+RankStep analyse_step(const StreamJoin& join, const StepColumns& a, const StepColumns& b, const StepPair& step,
                       const RecordKeys& differing_when_assembled, MatchScratch* scratch);
 
 // Records of the op instance that a difference belongs to, other than itself.
@@ -66,7 +66,7 @@ struct OpInputs {
   std::vector<std::string> agree, differ, one_sided;  // tensor names
   uint64_t nonfinite_b = 0;                           // over the inputs in run B
 };
-OpInputs inputs_of(const StreamJoin& join, const StepColumns& a, const StepColumns& b, bool complete,
+OpInputs inputs_of(const StreamJoin& join, const StepColumns& a, const StepColumns& b, const StepPair& step,
                    const Difference& difference, MatchScratch* scratch);
 
 bool is_op_input(const Site& site);   // what the op reads

@@ -309,6 +309,7 @@ Coverage coverage_of(const Findings& findings) {
   Coverage out;
   out.level = name(alignment.level);
   out.limits = alignment.limits;
+  if (!findings.relaid.limit.empty()) out.limits.push_back(findings.relaid.limit);
   out.ranks_compared = static_cast<int>(alignment.ranks.size());
   out.records_compared = findings.loads.compared + findings.resharding.compared;
   std::map<int64_t, size_t> ranks_of_step;

@@ -1,4 +1,5 @@
-"""What a job does beside its training: checkpoints that it saves and loads, objects that its ranks exchange pickled, barriers.
+"""What a job does beside its training: checkpoints that it saves and loads, objects that its ranks exchange pickled, barriers,
+and how DistributedDataParallel agrees on its buckets, which it lays out anew once in the life of each process.
 The collectives of that are not recorded (probes/nccl_records.cpp knows them by the scope that is open here): a run that saves is
 the same training as one that does not, and what saving sends is not what loading does. The run says so as a limit."""
 import functools
@@ -13,6 +14,7 @@ from .names import EVAL, STATE, failed
 
 PICKLED = ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send_object_list",
            "recv_object_list", "_broadcast_object_list")
+BUCKETS = ("_rebuild_buckets",)  # of the reducer: broadcasts which gradient lies in which
 BARRIERS = ("barrier", "monitored_barrier")  # of NCCL an all-reduce of one number, which nobody reads
 _STATES = tuple("%s_%sstate_dict" % (verb, what) for verb in ("get", "set") for what in ("", "model_", "optimizer_"))
 # Module, its functions, the package that has them under their names too.
@@ -87,6 +89,8 @@ def _imported(names, package):
 
 def install():
     _wrap(PICKLED + BARRIERS, torch.distributed, torch.distributed.distributed_c10d)
+    if hasattr(torch.distributed, "Reducer"):
+        _wrap(BUCKETS, torch.distributed.Reducer)
     # Right behind their import, before anybody can have taken a function out of them: a job that imports them where it
     # first saves, or resumes, is the same training as one that does neither.
     for module, names, package in _CHECKPOINTS:

@@ -43,7 +43,8 @@ _OPS = {
 }
 _REDUCTIONS = {"SUM": 0, "PRODUCT": 1, "MAX": 2, "MIN": 3, "AVG": 4}  # as NCCL counts them
 # Said of every job: saving a checkpoint may be all that it does so, and that is no difference between two runs.
-_ASIDE = "collectives of saving and loading checkpoints, of objects that are exchanged pickled, and of barriers"
+_ASIDE = ("collectives of saving and loading checkpoints, of objects that are exchanged pickled, of barriers, and of agreeing on "
+          "the buckets of DistributedDataParallel")
 _LATE = "output of a collective that nobody was seen to wait for, or that was changed before"
 
 _libraries = []   # kept for ever: what they registered goes with them

@@ -16,7 +16,7 @@ from torch._C._functorch import peek_interpreter_stack as transform
 from torch.nn.modules import module as torch_module
 
 from . import _native as native
-from . import backward, made, names, steps
+from . import backward, last_hook, made, names, steps
 from .names import EVAL, INPUT, OUTPUT, RECOMPUTE, failed, flatten, flatten_call, layers, limit_once, put
 from .steps import Step
 
@@ -51,6 +51,7 @@ class _Call:
         self.caller = None  # the frame that calls these hooks, and forward() behind them
 
 
+_BEHIND = "parameters as they were before forward(), of modules whose own pre-hooks are older than the recording"
 ops_enter = ops_leave = None  # of ops.py, where ops are wanted
 _thread = _Thread()
 
@@ -170,7 +171,7 @@ def _record_inputs(call, frame, flags, module, args, caller):
 def _leave_to_hooks(call, module, parameters, caller):
     """The module's own pre-hooks run behind ours, and may be what waits for its parameters (an all-gather that overlaps
     with other layers, as of Megatron's optimizer, ZeRO-3 or a prefetch written by hand): before them memory holds
-    anything. So these are recorded when forward() has begun, see settle(). Gives the others: buffers, and shards, which
+    anything. So these are recorded behind them, see before_forward(). Gives the others: buffers, and shards, which
     are as they are before such a hook gathers them."""
     plain = names.plain
     held = [name for name, parameter in module._parameters.items() if type(parameter) in plain]
@@ -196,8 +197,20 @@ def _is_in_forward(caller):
     return caller.f_lasti > place
 
 
+def before_forward(module, args):
+    """Behind the module's own pre-hooks, right before forward()."""
+    if is_compiling():
+        return
+    try:
+        stack = _thread.stack
+        if stack and stack[-1].held is not None and stack[-1].module is module:
+            _record_held(stack[-1])
+    except Exception as error:
+        failed("a hook before a module", error)
+
+
 def settle():
-    """Called before anything is recorded that happens inside of the innermost open layer: its inputs come first."""
+    """For modules whose pre-hooks are older than we are, so that before_forward() is not called. Called before anything is recorded that happens inside of the innermost open layer: its inputs come first."""
     stack = _thread.stack
     if stack and stack[-1].held is not None and _is_in_forward(stack[-1].caller):
         _record_held(stack[-1])
@@ -240,6 +253,7 @@ def after(module, args, output):
                 if call.ops is not None:
                     ops_leave(call.ops, output, call.edges)
                 if call.held is not None and (output is not None or _is_in_forward(call.caller)):  # else a hook raised
+                    limit_once(_BEHIND)
                     _record_held(call)
                 _record_outputs(call, output, stack)
             finally:
@@ -309,6 +323,7 @@ def install():
     ours = {torch_module.register_module_forward_pre_hook(before).id,
             torch_module.register_module_forward_hook(after, always_call=True).id}
     _be_discreet(ours)
+    last_hook.install(before_forward)
     steps.current_layer, steps.thread_number, steps.settle = current, thread_number, settle
     return ours
 
@@ -328,6 +343,7 @@ def _be_discreet(ours):
 
 
 def uninstall(ours):
+    last_hook.uninstall()
     for table in (torch_module._global_forward_pre_hooks, torch_module._global_forward_hooks,
                   torch_module._global_forward_hooks_always_called):
         for key in ours:

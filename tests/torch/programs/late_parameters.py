@@ -3,8 +3,11 @@ optimizers are: between two steps memory holds random bytes, and a module's own 
 own pre-hook the gradients.
 
 late_parameters.py [FAULT]: of step 2, one element of one of them is another: "position" (of the root itself), "weight" (of a layer
-that reduces its output over the ranks, of which there is one), "gradient" (of that weight)."""
+that reduces its output over the ranks, of which there is one), "gradient" (of that weight). "observed": in step 2 a layer that
+writes its parameter itself, in forward(), writes another value. "hooks": trains nothing, but looks at its modules' hooks."""
+import copy
 import os
+import pickle
 import sys
 import tempfile
 
@@ -26,15 +29,29 @@ class Reduced(nn.Module):
         return y
 
 
+class Observed(nn.Module):
+    """As a quantizer's observer: has no other modules, and its parameter is another one before forward() and behind it."""
+    altered = False
+
+    def __init__(self):
+        super().__init__()
+        self.largest = nn.Parameter(torch.zeros(2), requires_grad=False)
+
+    def forward(self, x):
+        largest = x.detach().abs().max() + self.altered
+        self.largest.copy_(torch.stack([self.largest[1], largest]))
+        return x / (1 + self.largest.mean())
+
+
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.position = nn.Parameter(torch.randn(8))
         self.register_buffer("scale", torch.full((8,), 0.5))
-        self.first, self.norm, self.reduced = nn.Linear(8, 8), nn.BatchNorm1d(8), Reduced()
+        self.first, self.norm, self.observed, self.reduced = nn.Linear(8, 8), nn.BatchNorm1d(8), Observed(), Reduced()
 
     def forward(self, x):
-        return self.reduced(self.norm(self.first(x * self.scale + self.position)))
+        return self.reduced(self.observed(self.norm(self.first(x * self.scale + self.position))))
 
 
 def scramble(tensor):
@@ -71,18 +88,20 @@ def train():
     torch.manual_seed(5)
     model, weights, gradients = Model(), Late(), Late()
     model.idle = weights.idle
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.Adam(trained, lr=0.01)
     for module in model.modules():
         module.register_forward_pre_hook(lambda module, args: weights.bring(module.parameters(recurse=False)))
-    optimizer.register_step_pre_hook(lambda *_: gradients.bring(p.grad for p in model.parameters()))
+    optimizer.register_step_pre_hook(lambda *_: gradients.bring(p.grad for p in trained))
     for step in range(4):
         if step == 2 and FAULT in ("position", "weight"):
             weights.kept[model.position if FAULT == "position" else model.reduced.weight].view(-1)[3] += 1
+        model.observed.altered = step == 2 and FAULT == "observed"
         loss = model(torch.randn(4, 8)).square().mean()
         loss.backward()
         if step == 2 and FAULT == "gradient":
             model.reduced.weight.grad[1, 1] += 1
-        gradients.leave([p.grad for p in model.parameters()])
+        gradients.leave([p.grad for p in trained])
         optimizer.step()
         optimizer.zero_grad()
         print(step, loss.item().hex(), flush=True)
@@ -90,6 +109,34 @@ def train():
             weights.leave(list(model.parameters()))
 
 
+def doubled(module, args):
+    return (args[0] * 2,)
+
+
+def raised(module, args):
+    return (args[0] + 1,)
+
+
+def hooks_are_as_without_a_recording():
+    """What a program can see of the hooks of its modules."""
+    torch.manual_seed(6)
+    module = nn.Linear(2, 2)
+    handles = [module.register_forward_pre_hook(doubled), module.register_forward_pre_hook(raised, prepend=True)]
+    table = module._forward_pre_hooks
+    print(len(table), [hook.__name__ for _, hook in table.items()], [hook.__name__ for hook in table.values()])
+    loaded = pickle.loads(pickle.dumps(table))
+    print(type(loaded), [hook.__name__ for hook in loaded.values()], len(pickle.dumps(table)))
+    others = copy.deepcopy(module), pickle.loads(pickle.dumps(module)), torch.compile(module, backend="eager", fullgraph=True)
+    handles[1].remove()
+    for each in (module, *others):
+        print(each(torch.ones(1, 2)).tolist())
+    handles[0].remove()
+    print(len(table), module(torch.ones(1, 2)).tolist(), module._forward_pre_hooks is table)
+
+
 if __name__ == "__main__":
-    train()
-    dist.destroy_process_group()
+    if FAULT == "hooks":
+        hooks_are_as_without_a_recording()
+    else:
+        train()
+        dist.destroy_process_group()
