@@ -114,13 +114,21 @@ void reported(const Ranks& ranks) {
   synchronize();
 }
 
-// A short training: an all-reduce a step on the world, one on a half of it.
+int number_of(const char* variable, int otherwise) {
+  const char* text = getenv(variable);
+  return text ? atoi(text) : otherwise;
+}
+
+// A training: an all-reduce a step on the world, one on a half of it. A short one, unless TRAIN_STEPS says so; of
+// TRAIN_PAUSE_MS between two steps.
 void train(const Ranks& ranks) {
   NcclComm comm = world_communicator(ranks), half = nullptr;
   check(ncclCommSplit(comm, ranks.rank / 2, ranks.rank, &half, nullptr), "split");
   float* data = device_floats(values_of(ranks.rank));
   float* sum = device_floats(std::vector<float>(kCount));
-  for (int i = 0; i < 3; ++i) {
+  const int steps = number_of("TRAIN_STEPS", 3);
+  for (int i = 0; i < steps; ++i) {
+    usleep(1000u * static_cast<useconds_t>(number_of("TRAIN_PAUSE_MS", 0)));
     forkpoint::Step step(i);
     check(ncclAllReduce(data, sum, kCount, kFloat, getenv("OTHER_REDUCTION") && i == 1 ? kMax : kSum, comm, nullptr),
           "world");

@@ -1,4 +1,8 @@
 // Which communicator is which, and who its members are: recorded runs of several ranks, compared with each other.
+#include <chrono>
+#include <filesystem>
+#include <thread>
+
 #include "lib/diff.h"
 #include "lib/run.h"
 #include "lib/verdict.h"
@@ -67,6 +71,38 @@ TEST_CASE("a communicator has one id on all its ranks, and another in another ru
   const Verdict v = runs.diff();
   INFO(all_of(v));
   CHECK(v.outcome == forkpoint::Outcome::identical);
+}
+
+TEST_CASE("a job that slept as it made its communicators is attached, and its calls are those of one that was recorded") {
+  const Environment pace = {{"TRAIN_STEPS", "150"}, {"TRAIN_PAUSE_MS", "30"}};
+  NcclRun whole, attached;
+  record_nccl(&whole, "train", 4, {{"TRAIN_STEPS", "150"}});
+  const TempFolder sockets;
+  std::thread job([&] {
+    Environment asleep = pace;
+    asleep["LD_PRELOAD"] = preload(), asleep["FORKPOINT_SOCKETS"] = sockets.path();
+    attached.outcome = run_program(ranks_of("train", 4, attached.folder.path()), asleep);
+  });
+  const auto attach = [&] {
+    return run_program({FORKPOINT_PROGRAM, "attach", "--all", "--steps", "3", "--level", "layer", "-o", attached.path()},
+                       {{"FORKPOINT_SOCKETS", sockets.path()}});
+  };
+  Outcome told = attach();
+  for (int i = 0; i < 40 && told.status != 0 && !std::filesystem::exists(attached.path()); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));  // not all ranks are there yet
+    told = attach();
+  }
+  job.join();
+  INFO(told.err << attached.outcome.out << attached.outcome.err);
+  REQUIRE(told.status == 0);
+  REQUIRE(attached.outcome.status == 0);
+  CHECK(communicators(attached, 2)[0].name == "world");
+  CHECK(communicators(attached, 2)[1].name == "split 1 of world");
+  const Verdict v = compare(whole, attached);
+  INFO(all_of(v));
+  CHECK_FALSE(v.first);
+  CHECK(v.reason.find("the 3 common steps are equal") != std::string::npos);
+  CHECK(v.coverage.records_compared == 4 * 3 * 6);
 }
 
 TEST_CASE("an all-reduce whose result is altered on one rank is named, with that rank") {
