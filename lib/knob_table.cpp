@@ -160,7 +160,7 @@ std::vector<Knob> communication_knobs() {
        .does = "puts reductions of forkpoint's own, in the order of ranks, in the place of NCCL's",
        .why = "Their result does not depend on algorithm, protocol, topology or allocation, which no setting of NCCL gives.",
        .in_process = true,
-       .by_default = false},  // their kernels wait on the device for other ranks': seen on NVLink between two GPUs only
+       .by_default = false},  // seen on NVLink between two GPUs only
       {.name = "collectives-wide",
        .area = "NCCL",
        .does = "has these reductions add 16- and 8-bit floats in fp32, rounded once",

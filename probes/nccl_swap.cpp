@@ -106,8 +106,10 @@ const CudaDriver* driver_of_process() {
 }
 
 // Declared in the run; on stderr once, for all communicators that it is true of.
-void say_refusal(const SwapCommunicator& one) {
-  if (one.size() < 2 && one.broken() == kNcclSuccess) return;
+void say_decision(const SwapCommunicator& one) {
+  if (mode.says && one.swaps())
+    say("a communicator of %d ranks adds by %s", one.size(), one.by_messages() ? "messages" : "kernels");
+  if (one.swaps() || (one.size() < 2 && one.broken() == kNcclSuccess)) return;
   static constinit std::atomic<bool> said{false};
   const bool fails = one.broken() != kNcclSuccess;
   if (fails)
@@ -140,7 +142,7 @@ void decide(const std::vector<Held>& all) {
   SwapCommunicator::decide({all.begin(), all.end()});
   for (const Held& one : all) {
     while (!one->is_decided()) futex_wait(nobody_wakes, 0, kPauseNs);  // by another thread
-    if (one->tell_once() && !one->swaps()) say_refusal(*one);
+    if (one->tell_once()) say_decision(*one);
   }
 }
 
@@ -256,7 +258,7 @@ void advance_all() {
       return other->is_prepared() || other->family != one->family || one->family == 0;
     });
     if (!one->advance(may_ask)) continue;
-    if (one->tell_once() && !one->swaps()) say_refusal(*one);
+    if (one->tell_once()) say_decision(*one);
     launch_pending(*one);
   }
 }
@@ -266,7 +268,7 @@ void advance_all() {
 void set_nccl_swap(const Settings& settings) {
   const char* test = getenv("FORKPOINT_TEST_COLLECTIVES");
   mode = {settings.has_knob("collectives-wide"), settings.has_knob("collectives-tree"),
-          test && strcmp(test, "messages") == 0};
+          test && strstr(test, "messages"), test && strstr(test, "say")};
   is_on.store(settings.has_knob("collectives") || mode.wide || mode.tree);
 }
 bool nccl_swap_is_on() { return is_on.load(std::memory_order_relaxed); }

@@ -31,7 +31,8 @@ struct Settings;
 
 // What FORKPOINT_DETERMINISTIC names: "collectives": in rank order, rounded at each addition; "collectives-wide": 16-
 // and 8-bit floats are added in fp32; "collectives-tree": as a balanced tree over the ranks. For tests,
-// FORKPOINT_TEST_COLLECTIVES=messages: always by send and receive. Set once, when the probe is loaded.
+// FORKPOINT_TEST_COLLECTIVES=messages: always by send and receive; =say (or both, by a comma): one line on stderr of each
+// communicator that is swapped. Set once, when the probe is loaded.
 void set_nccl_swap(const Settings& settings);
 bool nccl_swap_is_on();
 

@@ -13,6 +13,7 @@ namespace forkpoint {
 
 struct SwapMode {
   bool wide = false, tree = false, messages = false;
+  bool says = false;  // what the members have decided
 };
 
 inline constexpr int kNcclBytes = 1;  // ncclUint8

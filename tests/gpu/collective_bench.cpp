@@ -32,7 +32,7 @@ struct Options {
   uint64_t largest = 1u << 30;
   int samples = 15;
   std::string json;
-  bool graphs = false, check = false;
+  bool graphs = false, check = false, own_blocks = false;
 };
 
 Options read_options(int count, char** words) {
@@ -57,7 +57,7 @@ Options read_options(int count, char** words) {
       else if (word == "--samples")
         options.samples = static_cast<int>(small);
       else if (word == "--blocks")
-        options.shape.blocks = small;
+        options.shape.blocks = small, options.own_blocks = true;
       else if (word == "--slots")
         options.shape.slots = small;
       else if (word == "--tile")
@@ -237,13 +237,18 @@ void write_json(const std::string& path, const std::vector<Measured>& measured) 
 }
 
 int run(int count, char** words) {
-  const Options options = read_options(count, words);
-  int devices = 0;
+  Options options = read_options(count, words);
+  int devices = 0, multiprocessors = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess) devices = 0;
   if (devices < static_cast<int>(options.shape.ranks) || connect_devices() < static_cast<int>(options.shape.ranks)) {
     std::printf("skipped: needs %u GPUs that reach each other's memory, found %d\n", options.shape.ranks, devices);
     return 77;
   }
+  MUST(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0));
+  const auto first = blocks_for_communicator(static_cast<uint32_t>(multiprocessors), 0, options.shape.blocks);
+  if (!options.own_blocks) options.shape.blocks = std::max(first, 1u);
+  std::printf("%u blocks%s\n", options.shape.blocks,
+              options.own_blocks ? "" : ", as the first communicator of a device has them");
   setenv("NCCL_NVLS_ENABLE", "0", 0);
   Bench bench(options);
   std::vector<std::thread> threads;

@@ -6,7 +6,9 @@ Usage: collective_cases.py BUILD, and the options of tests/torch/case_runner.py.
 """
 
 import collections
+import dataclasses
 import pathlib
+import re
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "torch"))
@@ -76,6 +78,29 @@ def other_way():
     return Case("collectives_other_way", play, "not identical", gpus=2, modules=())
 
 
+def isolated():
+    """Each process sees its own GPU only, as some launchers have it: device 0 of both. All members must have found the same
+    way, and that is said: kernels where the driver maps memory of a device that is not visible, else messages."""
+    arrangement = dataclasses.replace(nccl_cases.ARRANGEMENTS[3], name="isolated", launcher="isolated")
+
+    def play(place: Workplace):
+        plain = place.run(arrangement.command(place))
+        if plain.status != 0:
+            raise Trouble(f"the program fails unrecorded, with status {plain.status}: {plain.stderr[-2000:]}")
+        words = ["env", "FORKPOINT_DETERMINISTIC=collectives", "FORKPOINT_TEST_COLLECTIVES=say"]
+        done = place.record_whole("a", [*words, *arrangement.command(place)], level="step")
+        ways = re.findall(r"ranks adds by (kernels|messages)", done.stderr)  # of rank 0, then of rank 1
+        halves = sorted(ways[: len(ways) // 2]), sorted(ways[len(ways) // 2 :])
+        problems = list(problems_of_ways(place, "a"))
+        if done.stdout != plain.stdout:
+            problems.append("it prints something else than unrecorded")
+        if not ways or halves[0] != halves[1]:
+            problems.append(f"the members went different ways, or nowhere: {halves}")
+        return f"of both processes' communicators {dict(collections.Counter(ways))}", problems
+
+    return Case("collectives_isolated", play, "every reduction in rank order, both members one way", gpus=2, modules=())
+
+
 def graphs():
     """Captured calls, replayed, among others: each sum is in rank order, so the kernels kept to one order too."""
 
@@ -94,4 +119,4 @@ def graphs():
 chosen = [one for one in nccl_cases.ARRANGEMENTS if one.name in ("all", "threads", "processes")]
 cases = [case(one, level) for one in chosen for level in ("step", "launch")]
 cases += [case(chosen[-1], "step", knobs) for knobs in ("messages", "collectives-wide", "collectives-tree")]
-case_runner.main([*cases, other_way(), graphs()])
+case_runner.main([*cases, other_way(), isolated(), graphs()])

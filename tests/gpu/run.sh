@@ -94,6 +94,7 @@ run_stage_collectives() {  # what needs two GPUs is skipped where there is one
   run_bench deterministic_collectives_test "$build/tests/deterministic_collectives_test"
   run_bench collective_bench "$build/bench/collective_bench" --json "$out/collectives.json"
   run_bench collective_bench_graphs "$build/bench/collective_bench" --graphs --largest $((1 << 20)) --json "$out/collectives-graphs.json"
+  run_bench collective_messages bash tests/gpu/need_gpus.sh 2 bash tests/gpu/collective_messages.sh "$build"
   run_cases collective_cases python3 tests/gpu/collective_cases.py "$build" --time-limit 200
 }
 run_stage_launch-overhead() { run_bench launch_overhead python3 tests/gpu/launch_overhead.py "$build"; }

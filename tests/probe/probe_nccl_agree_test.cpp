@@ -76,6 +76,16 @@ TEST_CASE("a device that is not visible is reached all the same where nothing fo
   CHECK(way_with({{"FAKE_CUDA_NO_PEERS", "0"}}) == Way::messages);
 }
 
+TEST_CASE("for tests the probe says which way a communicator goes") {
+  for (const std::string way : {"kernels", "messages"}) {
+    NcclRun recorded;
+    const std::string test = way == "kernels" ? "say" : "messages,say";
+    record_nccl(&recorded, "one_sum", 2, swapped_and({{"FORKPOINT_TEST_COLLECTIVES", test}}));
+    CHECK(count_of(recorded.outcome.err, "a communicator of 2 ranks adds by " + way + "\n") == 2);
+    CHECK(count_of(recorded.outcome.err, "\n") == 2);
+  }
+}
+
 TEST_CASE("where one member lacks memory it says so to the others, and all use NCCL") {
   for (const char* lacks : {"1:cuMemAlloc:17000000:21000000:0:9", "0:cuMemHostRegister:1:65536:0:9"}) {
     CHECK(way_with({{"FAKE_CUDA_FAILS", lacks}}) == Way::nccl);
