@@ -199,8 +199,38 @@ bool make_spec(const NcclCall& call, CollectiveSpec* spec) {
   return known.type == call.type;
 }
 
-NcclResult launch(SwapCommunicator& one, const NcclCall& call, const CollectiveSpec& spec) {
-  return one.launch(spec, call.input.data, const_cast<void*>(call.output.data), call.stream);
+// A call, and its communicator, which another thread may destroy meanwhile. nullptr: it is not known.
+struct Called {
+  Waiting call;
+  Held known;
+};
+
+// The k-th calls of all members of a communicator that are here belong together.
+NcclResult launch_all(const std::vector<Called>& all) {
+  std::vector<std::vector<const Called*>> bundles;
+  for (const Called& one : all) {
+    const auto fits = [&](const std::vector<const Called*>& bundle) {
+      return one.known->family != 0 && bundle[0]->known->family == one.known->family &&
+             std::none_of(bundle.begin(), bundle.end(), [&](const Called* other) { return other->known == one.known; });
+    };
+    const auto found = std::find_if(bundles.begin(), bundles.end(), fits);
+    if (found == bundles.end())
+      bundles.push_back({&one});
+    else
+      found->push_back(&one);
+  }
+  NcclResult result = kNcclSuccess;
+  for (const auto& bundle : bundles) {
+    std::vector<SwapCommunicator::Launch> calls;
+    for (const Called* one : bundle) {
+      const NcclCall& call = one->call.call;
+      calls.push_back({one->known.get(), one->call.spec, call.input.data, const_cast<void*>(call.output.data),
+                       static_cast<CUstream>(call.stream)});
+    }
+    const NcclResult own = SwapCommunicator::launch(calls);
+    if (own != kNcclSuccess) result = own;
+  }
+  return result;
 }
 
 NcclResult call_real(const NcclLibrary& library, const NcclCall& call) {
@@ -228,17 +258,27 @@ NcclResult put_on(Entry& known, const Waiting& call) {
   return kNcclInProgress;
 }
 
-void launch_pending(Entry& known) {
-  std::vector<Waiting> calls;
-  {
-    const Locked lock;
-    calls.swap(known.pending);
+// members: those of one communicator that are here, all decided.
+void launch_pending(const std::vector<Held>& members) {
+  std::vector<Called> ours;
+  for (const Held& one : members) {
+    std::vector<Waiting> calls;
+    {
+      const Locked lock;
+      calls.swap(one->pending);
+    }
+    for (const Waiting& call : calls) {
+      if (one->broken() == kNcclSuccess && one->swaps()) {
+        ours.push_back({call, one});
+        continue;
+      }
+      const NcclResult result = one->broken() != kNcclSuccess ? one->broken() : call_real(*call.library, call.call);
+      if (!is_good(result)) one->late.store(result);
+    }
   }
-  for (const Waiting& one : calls) {
-    NcclResult result = known.broken();
-    if (result == kNcclSuccess)
-      result = known.swaps() ? launch(known, one.call, one.spec) : call_real(*one.library, one.call);
-    if (!is_good(result)) known.late.store(result);
+  const NcclResult result = launch_all(ours);
+  for (const Called& one : ours) {
+    if (!is_good(result)) one.known->late.store(result);
   }
 }
 
@@ -259,7 +299,14 @@ void advance_all() {
     });
     if (!one->advance(may_ask)) continue;
     if (one->tell_once()) say_decision(*one);
-    launch_pending(*one);
+  }
+  for (const Held& one : waiting) {
+    std::vector<Held> members;
+    for (const Held& other : waiting) {
+      if (other == one || (one->family != 0 && other->family == one->family)) members.push_back(other);
+    }
+    const bool all = std::all_of(members.begin(), members.end(), [](const Held& each) { return each->is_decided(); });
+    if (all) launch_pending(members);
   }
 }
 
@@ -337,7 +384,7 @@ bool nccl_swap_call(const NcclLibrary& library, const NcclCall& call, NcclResult
     return *result = kNcclInternalError, true;
   }
   if (grouped) return put_off(library, call, &spec, result);
-  *result = waits ? put_on(*known, {&library, call, spec}) : launch(*known, call, spec);
+  *result = waits ? put_on(*known, {&library, call, spec}) : launch_all({{{&library, call, spec}, known}});
   return true;
 }
 
@@ -361,19 +408,13 @@ bool wait_for_others(const SwapGroup& group) {
   return true;
 }
 
-// A call of a group, and its communicator, which another thread may destroy meanwhile. nullptr: it is not known.
-struct Called {
-  const Waiting* call;
-  Held known;
-};
-
 std::vector<Called> decide_called(const SwapGroup& group) {
   std::vector<Called> all;
   std::vector<Held> fresh;
   for (const Waiting& one : group.calls) {
     Held known = find(one.call.comm);
     if (!known && is_made(*one.library, one.call.comm)) known = add(*one.library, one.call.comm, 0);
-    all.push_back({&one, known});
+    all.push_back({one, known});
     const bool asks = known && !known->in_background && !known->is_decided();
     if (asks && std::find(fresh.begin(), fresh.end(), known) == fresh.end()) fresh.push_back(known);
   }
@@ -386,12 +427,12 @@ std::vector<Called> decide_called(const SwapGroup& group) {
 }
 
 // Those whose members have decided against it, together: one thread may hold several members.
-NcclResult call_theirs(const std::vector<const Waiting*>& calls) {
+NcclResult call_theirs(const std::vector<Waiting>& calls) {
   if (calls.empty()) return kNcclSuccess;
-  const NcclLibrary& library = *calls[0]->library;
+  const NcclLibrary& library = *calls[0].library;
   NcclResult result = library.GroupStart();
-  for (const Waiting* one : calls) {
-    if (result == kNcclSuccess) result = call_real(*one->library, one->call);
+  for (const Waiting& one : calls) {
+    if (result == kNcclSuccess) result = call_real(*one.library, one.call);
   }
   const NcclResult ended = library.GroupEnd();
   return result == kNcclSuccess ? ended : result;
@@ -408,7 +449,7 @@ NcclResult nccl_swap_end_group(NcclResult result, bool launched) {
   note_made(group.made, result);
   if (!launched || group.calls.empty()) return result;
   std::vector<Called> ours, late;
-  std::vector<const Waiting*> theirs;
+  std::vector<Waiting> theirs;
   for (const Called& one : decide_called(group)) {
     const bool decided = one.known && one.known->is_decided();
     if (decided && one.known->broken() != kNcclSuccess) return one.known->broken();
@@ -416,17 +457,14 @@ NcclResult nccl_swap_end_group(NcclResult result, bool launched) {
     if (decided && one.known->swaps()) ours.push_back(one);
     if (one.known && (!decided || one.known->swaps())) continue;
     theirs.push_back(one.call);
-    group.others.push_back({one.call->library, one.call->call.comm});
+    group.others.push_back({one.call.library, one.call.call.comm});
   }
   const NcclResult real = call_theirs(theirs);
   if (real != kNcclSuccess) result = real;
   if (!is_good(result)) return result;
-  for (const Called& one : late) put_on(*one.known, *one.call);
+  for (const Called& one : late) put_on(*one.known, one.call);
   if (!ours.empty() && result == kNcclInProgress && !wait_for_others(group)) return kNcclSystemError;
-  for (const Called& one : ours) {
-    const NcclResult own = launch(*one.known, one.call->call, one.call->spec);
-    if (own != kNcclSuccess) result = own;
-  }
+  if (const NcclResult own = launch_all(ours); own != kNcclSuccess) result = own;
   return late.empty() || !is_good(result) ? result : kNcclInProgress;
 }
 

@@ -52,8 +52,17 @@ class SwapCommunicator {
   NcclResult broken() const { return broken_; }
   const char* refusal() const { return refusal_; }  // why not
   int size() const { return size_; }
-  // REQUIRES: swaps(). spec: equal on all members but for addresses.
-  NcclResult launch(const collective::CollectiveSpec& spec, const void* in, void* out, void* stream);
+  // One member's part of a call. spec: equal on all members but for addresses.
+  struct Launch {
+    SwapCommunicator* one;  // REQUIRES: swaps()
+    collective::CollectiveSpec spec;
+    const void* in;
+    void* out;
+    CUstream stream;
+    collective::CollectiveLaunch planned = {};
+  };
+  // Of one call the parts of all the members for which this thread makes it.
+  static NcclResult launch(std::vector<Launch>& calls);
 
   // The program destroys it. What waits for other members ends soon; aborts: kernels do too.
   void end(bool aborts);
@@ -112,7 +121,9 @@ class SwapCommunicator {
   }
   Record* host_records() const;  // own, then everybody's; nullptr: this member is deaf
   NcclResult run(collective::CollectiveLaunch& launch, CUstream stream);
-  NcclResult send_and_add(const collective::CollectiveSpec& spec, collective::CollectiveParams call, CUstream stream);
+  NcclResult begin_launch(Launch& call, uint64_t* capture);
+  NcclResult end_launch(const Launch& call, uint64_t capture);
+  static NcclResult send_and_add(std::vector<Launch>& calls);
   NcclResult send_inputs(const collective::CollectiveParams& call, uint64_t round, CUstream stream);
   NcclResult send_sums(const collective::CollectiveParams& call, uint64_t round, CUstream stream);
   NcclResult add_round(collective::CollectiveSpec spec, const collective::CollectiveParams& call, uint64_t round,

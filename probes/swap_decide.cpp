@@ -21,7 +21,7 @@ namespace forkpoint {
 namespace {
 
 constexpr char kMagic[16] = "forkpoint-swap";
-constexpr uint32_t kVersion = 3;  // of the rule, the protocol and the planner's cut
+constexpr uint32_t kVersion = 4;  // of the rule, the protocol and the planner's cut
 constexpr uint32_t kRounds = 3;
 constexpr int64_t kPauseNs = 50'000, kLookNs = 1'000'000, kTroubleNs = 1'000'000'000, kPatienceNs = 60'000'000'000;
 constinit std::atomic<uint32_t> nobody_wakes{0};
@@ -85,6 +85,7 @@ void SwapCommunicator::fill(Record* record) const {
   record->address = means_->staging;
   record->context = reinterpret_cast<uint64_t>(context_);
   record->token = token_;
+  record->family = family;
   record->shape = collective::staging_for(static_cast<uint32_t>(size_));
   strncpy(record->why, refusal_, sizeof(record->why) - 1);
 }
@@ -145,16 +146,17 @@ void SwapCommunicator::agree_on_blocks(const Record* records) {
   if (least > 0) shape_.blocks = least;
 }
 
-// All members' last records. Messages of two members that one thread holds would have to leave in one group, which
-// nobody forms for them: the first would wait for the second for ever.
+// All members' last records. Messages of two members that one thread holds have to leave in one group: the first would
+// wait for the second for ever. Which belong together is known of communicators that were seen made.
 void SwapCommunicator::accept(const Record* records) {
-  bool all = true, shares = false;
+  bool all = true, shares = false, known = true;
   for (int i = 0; i < size_; ++i) {
     all = all && records[i].proven;
+    known = known && records[i].family != 0;
     for (int j = 0; j < i; ++j)
       shares = shares || (records[i].host == records[j].host && records[i].process == records[j].process);
   }
-  if (!all && shares) return refuse("members in one process do not reach each other's devices");
+  if (!all && shares && !known) return refuse("members in one process do not reach each other's devices");
   outcome_ = all ? Outcome::kernels : Outcome::messages;
 }
 

@@ -38,22 +38,37 @@ CUresult SwapCommunicator::order_behind(CUstream stream, uint64_t capture) {
   return driver_.cuEventRecord_(means_->captured, stream);
 }
 
-NcclResult SwapCommunicator::launch(const CollectiveSpec& spec, const void* in, void* out, void* stream_handle) {
+// What comes before the call's own work on its stream, and behind it.
+NcclResult SwapCommunicator::begin_launch(Launch& call, uint64_t* capture) {
   if (ended_.load()) return kNcclSystemError;
-  const auto stream = static_cast<CUstream>(stream_handle);
-  CollectiveLaunch launch;
   const CollectivePlace place{shape_, static_cast<uint32_t>(place_), reached_,
-                              reinterpret_cast<const uint32_t*>(means_->host_on_device), in, out};
+                              reinterpret_cast<const uint32_t*>(means_->host_on_device), call.in, call.out};
   const InContext here(driver_, context_);
-  if (!collective::plan_collective(spec, place, &launch) || !here.entered()) return kNcclCudaError;
-  if (launch.grid == 0) return kNcclSuccess;
-  uint64_t capture = 0;
-  if (capture_of(stream, &capture) != CUDA_SUCCESS || order_before(stream, capture) != CUDA_SUCCESS)
-    return kNcclCudaError;
-  const NcclResult result = by_messages() ? send_and_add(spec, launch.params, stream) : run(launch, stream);
+  if (!collective::plan_collective(call.spec, place, &call.planned) || !here.entered()) return kNcclCudaError;
+  if (call.planned.grid == 0) return kNcclSuccess;
+  const bool ordered =
+      capture_of(call.stream, capture) == CUDA_SUCCESS && order_before(call.stream, *capture) == CUDA_SUCCESS;
+  if (!ordered) return kNcclCudaError;
+  return by_messages() ? kNcclSuccess : run(call.planned, call.stream);
+}
+NcclResult SwapCommunicator::end_launch(const Launch& call, uint64_t capture) {
+  const InContext here(driver_, context_);
+  return call.planned.grid == 0 || order_behind(call.stream, capture) == CUDA_SUCCESS ? kNcclSuccess : kNcclCudaError;
+}
+
+NcclResult SwapCommunicator::launch(std::vector<Launch>& calls) {
+  std::vector<uint64_t> captures(calls.size());
+  NcclResult result = kNcclSuccess;
+  size_t begun = 0;
+  for (; begun < calls.size() && result == kNcclSuccess; ++begun)
+    result = calls[begun].one->begin_launch(calls[begun], &captures[begun]);
+  if (result == kNcclSuccess && calls[0].one->by_messages() && calls[0].planned.grid > 0) result = send_and_add(calls);
   // Also where it failed halfway: part of it may be under way.
-  const CUresult ordered = order_behind(stream, capture);
-  return result == kNcclSuccess && ordered != CUDA_SUCCESS ? kNcclCudaError : result;
+  for (size_t i = 0; i < begun; ++i) {
+    const NcclResult ended = calls[i].one->end_launch(calls[i], captures[i]);
+    if (result == kNcclSuccess) result = ended;
+  }
+  return result;
 }
 
 NcclResult SwapCommunicator::run(CollectiveLaunch& launch, CUstream stream) {
@@ -66,26 +81,39 @@ NcclResult SwapCommunicator::run(CollectiveLaunch& launch, CUstream stream) {
 // them up, and the sums back; the sums of a round travel with the inputs of the next. The staging memory holds what a
 // round receives.
 
-NcclResult SwapCommunicator::send_and_add(const CollectiveSpec& spec, CollectiveParams call, CUstream stream) {
-  call.chunk_bytes = static_cast<uint32_t>(message_room());
-  const uint64_t rounds = collective::tile_count(call);
-  const bool sends_back = call.kind == collective::Kind::all_reduce;
+// calls: of the members that this thread holds. Their messages leave together: those to each other would wait else.
+NcclResult SwapCommunicator::send_and_add(std::vector<Launch>& calls) {
+  for (Launch& one : calls) one.planned.params.chunk_bytes = static_cast<uint32_t>(one.one->message_room());
+  const uint64_t rounds = collective::tile_count(calls[0].planned.params);
+  const bool sends_back = collective::is_split(calls[0].planned.params);
   for (uint64_t round = 0; round < rounds + (sends_back ? 1 : 0); ++round) {
-    NcclResult result = library_.GroupStart();
-    if (result == kNcclSuccess && round < rounds) result = send_inputs(call, round, stream);
-    if (result == kNcclSuccess && sends_back && round > 0) result = send_sums(call, round - 1, stream);
-    const NcclResult ended = library_.GroupEnd();
+    const NcclLibrary& library = calls[0].one->library_;
+    NcclResult result = library.GroupStart();
+    for (const Launch& one : calls) {
+      const CollectiveParams& call = one.planned.params;
+      if (result == kNcclSuccess && round < rounds) result = one.one->send_inputs(call, round, one.stream);
+      if (result == kNcclSuccess && sends_back && round > 0)
+        result = one.one->send_sums(call, round - 1, one.stream);
+    }
+    const NcclResult ended = library.GroupEnd();
     if (result != kNcclSuccess && result != kNcclInProgress) return result;
-    if (!has_settled(library_, handle.load(), ended)) return ended == kNcclInProgress ? kNcclSystemError : ended;
-    if (round < rounds && collective::is_owner(call, call.rank)) result = add_round(spec, call, round, stream);
-    if (result != kNcclSuccess && result != kNcclInProgress) return result;
+    for (const Launch& one : calls) {
+      if (!has_settled(library, one.one->handle.load(), ended))
+        return ended == kNcclInProgress ? kNcclSystemError : ended;
+    }
+    for (const Launch& one : calls) {
+      if (round == rounds || !collective::is_owner(one.planned.params, one.planned.params.rank)) continue;
+      const NcclResult added = one.one->add_round(one.spec, one.planned.params, round, one.stream);
+      if (added != kNcclSuccess) return added;
+    }
   }
   return kNcclSuccess;
 }
 
 uint64_t SwapCommunicator::message_room() const {
   constexpr uint64_t kMostMessageBytes = 4 << 20;
-  return std::min(kMostMessageBytes, collective::staging_for(shape_.ranks).total_bytes() / shape_.ranks & ~uint64_t{127});
+  return std::min(kMostMessageBytes, collective::staging_for(shape_.ranks).total_bytes() / shape_.ranks) &
+         ~uint64_t{127};
 }
 
 NcclResult SwapCommunicator::send_inputs(const CollectiveParams& call, uint64_t round, CUstream stream) {
@@ -130,7 +158,9 @@ NcclResult SwapCommunicator::add_round(CollectiveSpec spec, const CollectivePara
   spec.count = own.bytes / static_cast<uint64_t>(size_bytes(spec.dtype));
   CollectiveLaunch launch;
   constexpr uint32_t kBlocks = 64;
-  if (!collective::plan_local_sum(spec, inputs, shape_.ranks, call.out + own.out_offset, kBlocks, &launch))
+  const InContext here(driver_, context_);
+  if (!collective::plan_local_sum(spec, inputs, shape_.ranks, call.out + own.out_offset, kBlocks, &launch) ||
+      !here.entered())
     return kNcclCudaError;
   return run(launch, stream);
 }

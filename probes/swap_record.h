@@ -19,7 +19,7 @@ struct SwapCommunicator::Record {
   CUipcMemHandle shared;
   collective::StagingShape shape;
   char why[96];
-  char unused[8];
+  uint64_t family;
 };
 
 // Of a member, for another one: what it writes into that one's memory.

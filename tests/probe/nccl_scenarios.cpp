@@ -398,9 +398,10 @@ void members(const Ranks& ranks) {
   forkpoint::Step step(0);
   std::vector<float*> data;
   check(ncclGroupStart(), "start");
-  for (int i = 0; i < 2; ++i) {
-    data.push_back(device_floats(values_of(2 * ranks.rank + i)));
-    check(ncclAllReduce(data.back(), data.back(), kCount, kFloat, kSum, comms[static_cast<size_t>(i)], new_stream()),
+  for (int i = 0; i < 4; ++i) {
+    const int member = i % 2;
+    data.push_back(device_floats(values_of(2 * ranks.rank + member)));
+    check(ncclAllReduce(data.back(), data.back(), kCount, kFloat, kSum, comms[static_cast<size_t>(member)], new_stream()),
           "all-reduce");
   }
   const int ended = ncclGroupEnd();
