@@ -139,14 +139,13 @@ StagingShape staging_for(uint32_t ranks) {
 }
 
 // One block a multiprocessor, though each holds two: they spread before they double up. The first communicator leaves
-// the least to five others, each later one to three.
+// the least to one other; with fewer blocks NCCL's messages would be as fast.
 uint32_t blocks_for_communicator(uint32_t multiprocessors, uint32_t taken, uint32_t wanted) {
-  constexpr uint32_t kLeast = 8, kOfNccl = 32;
+  constexpr uint32_t kLeast = 24, kOfNccl = 32;
   const uint32_t in_use = taken + kOfNccl;
   const uint32_t left = multiprocessors > in_use ? multiprocessors - in_use : 0;
   if (left < kLeast) return 0;
-  const uint32_t kept = (taken > 0 ? 3 : 5) * kLeast;
-  return std::min(wanted, std::max(kLeast, left > kept ? left - kept : 0));
+  return std::min(wanted, taken > 0 || left < 2 * kLeast ? left : left - kLeast);
 }
 
 bool has_collective(DType dtype, bool tree) {

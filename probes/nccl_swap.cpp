@@ -205,6 +205,12 @@ struct Called {
   Held known;
 };
 
+SwapCommunicator::Launch launch_of(const Called& one) {
+  const NcclCall& call = one.call.call;
+  return {one.known.get(), one.call.spec, call.input.data, const_cast<void*>(call.output.data),
+          static_cast<CUstream>(call.stream)};
+}
+
 // The k-th calls of all members of a communicator that are here belong together.
 NcclResult launch_all(const std::vector<Called>& all) {
   std::vector<std::vector<const Called*>> bundles;
@@ -222,11 +228,7 @@ NcclResult launch_all(const std::vector<Called>& all) {
   NcclResult result = kNcclSuccess;
   for (const auto& bundle : bundles) {
     std::vector<SwapCommunicator::Launch> calls;
-    for (const Called* one : bundle) {
-      const NcclCall& call = one->call.call;
-      calls.push_back({one->known.get(), one->call.spec, call.input.data, const_cast<void*>(call.output.data),
-                       static_cast<CUstream>(call.stream)});
-    }
+    for (const Called* one : bundle) calls.push_back(launch_of(*one));
     const NcclResult own = SwapCommunicator::launch(calls);
     if (own != kNcclSuccess) result = own;
   }
@@ -384,7 +386,9 @@ bool nccl_swap_call(const NcclLibrary& library, const NcclCall& call, NcclResult
     return *result = kNcclInternalError, true;
   }
   if (grouped) return put_off(library, call, &spec, result);
-  *result = waits ? put_on(*known, {&library, call, spec}) : launch_all({{{&library, call, spec}, known}});
+  if (waits) return *result = put_on(*known, {&library, call, spec}), true;
+  SwapCommunicator::Launch alone = launch_of({{&library, call, spec}, known});
+  *result = SwapCommunicator::launch({&alone, 1});
   return true;
 }
 

@@ -10,11 +10,11 @@
 //
 // Where not all devices reach each other's memory (which is tried), the hosts differ, NCCL_P2P_* forbids it or a device
 // has too few blocks left for kernels that wait (kernels/deterministic_collective.h), inputs and sums travel by NCCL's
-// send and receive, added by the same rule, unless one process holds several of the members. Otherwise all use NCCL;
-// one line on stderr says why, and the run declares it. A member that can neither tell the others nor hear them returns
-// an error to the program for each reduction: it must not go its own way. Which single calls are swapped follows from
-// what NCCL has equal on all members (type, op, count), never from where a buffer lies. A group that mixes swapped
-// calls with others waits at its end until NCCL has launched the others, on communicators that do not block too.
+// send and receive, added by the same rule. Otherwise all use NCCL; one line on stderr says why, and the run declares
+// it. A member that can neither tell the others nor hear them returns an error to the program for each reduction: it
+// must not go its own way. Which single calls are swapped follows from what NCCL has equal on all members (type, op,
+// count), never from where a buffer lies. A group that mixes swapped calls with others waits at its end until NCCL has
+// launched the others, on communicators that do not block too.
 // REQUIRES: all members of a communicator run under the probe with the same FORKPOINT_DETERMINISTIC, as the recorder
 // starts them.
 //
@@ -31,8 +31,8 @@ struct Settings;
 
 // What FORKPOINT_DETERMINISTIC names: "collectives": in rank order, rounded at each addition; "collectives-wide": 16-
 // and 8-bit floats are added in fp32; "collectives-tree": as a balanced tree over the ranks. For tests,
-// FORKPOINT_TEST_COLLECTIVES=messages: always by send and receive; =say (or both, by a comma): one line on stderr of each
-// communicator that is swapped. Set once, when the probe is loaded.
+// FORKPOINT_TEST_COLLECTIVES=messages: always by send and receive; =say (or both, by a comma): one line on stderr of
+// each communicator that is swapped. Set once, when the probe is loaded.
 void set_nccl_swap(const Settings& settings);
 bool nccl_swap_is_on();
 

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "probes/nccl_library.h"
@@ -60,9 +61,10 @@ class SwapCommunicator {
     void* out;
     CUstream stream;
     collective::CollectiveLaunch planned = {};
+    uint64_t capture = 0;
   };
   // Of one call the parts of all the members for which this thread makes it.
-  static NcclResult launch(std::vector<Launch>& calls);
+  static NcclResult launch(std::span<Launch> calls);
 
   // The program destroys it. What waits for other members ends soon; aborts: kernels do too.
   void end(bool aborts);
@@ -121,9 +123,9 @@ class SwapCommunicator {
   }
   Record* host_records() const;  // own, then everybody's; nullptr: this member is deaf
   NcclResult run(collective::CollectiveLaunch& launch, CUstream stream);
-  NcclResult begin_launch(Launch& call, uint64_t* capture);
-  NcclResult end_launch(const Launch& call, uint64_t capture);
-  static NcclResult send_and_add(std::vector<Launch>& calls);
+  NcclResult begin_launch(Launch& call);
+  NcclResult end_launch(const Launch& call);
+  static NcclResult send_and_add(std::span<Launch> calls);
   NcclResult send_inputs(const collective::CollectiveParams& call, uint64_t round, CUstream stream);
   NcclResult send_sums(const collective::CollectiveParams& call, uint64_t round, CUstream stream);
   NcclResult add_round(collective::CollectiveSpec spec, const collective::CollectiveParams& call, uint64_t round,

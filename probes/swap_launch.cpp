@@ -39,7 +39,7 @@ CUresult SwapCommunicator::order_behind(CUstream stream, uint64_t capture) {
 }
 
 // What comes before the call's own work on its stream, and behind it.
-NcclResult SwapCommunicator::begin_launch(Launch& call, uint64_t* capture) {
+NcclResult SwapCommunicator::begin_launch(Launch& call) {
   if (ended_.load()) return kNcclSystemError;
   const CollectivePlace place{shape_, static_cast<uint32_t>(place_), reached_,
                               reinterpret_cast<const uint32_t*>(means_->host_on_device), call.in, call.out};
@@ -47,25 +47,24 @@ NcclResult SwapCommunicator::begin_launch(Launch& call, uint64_t* capture) {
   if (!collective::plan_collective(call.spec, place, &call.planned) || !here.entered()) return kNcclCudaError;
   if (call.planned.grid == 0) return kNcclSuccess;
   const bool ordered =
-      capture_of(call.stream, capture) == CUDA_SUCCESS && order_before(call.stream, *capture) == CUDA_SUCCESS;
+      capture_of(call.stream, &call.capture) == CUDA_SUCCESS && order_before(call.stream, call.capture) == CUDA_SUCCESS;
   if (!ordered) return kNcclCudaError;
   return by_messages() ? kNcclSuccess : run(call.planned, call.stream);
 }
-NcclResult SwapCommunicator::end_launch(const Launch& call, uint64_t capture) {
+NcclResult SwapCommunicator::end_launch(const Launch& call) {
   const InContext here(driver_, context_);
-  return call.planned.grid == 0 || order_behind(call.stream, capture) == CUDA_SUCCESS ? kNcclSuccess : kNcclCudaError;
+  return call.planned.grid == 0 || order_behind(call.stream, call.capture) == CUDA_SUCCESS ? kNcclSuccess : kNcclCudaError;
 }
 
-NcclResult SwapCommunicator::launch(std::vector<Launch>& calls) {
-  std::vector<uint64_t> captures(calls.size());
+NcclResult SwapCommunicator::launch(std::span<Launch> calls) {
   NcclResult result = kNcclSuccess;
   size_t begun = 0;
   for (; begun < calls.size() && result == kNcclSuccess; ++begun)
-    result = calls[begun].one->begin_launch(calls[begun], &captures[begun]);
+    result = calls[begun].one->begin_launch(calls[begun]);
   if (result == kNcclSuccess && calls[0].one->by_messages() && calls[0].planned.grid > 0) result = send_and_add(calls);
   // Also where it failed halfway: part of it may be under way.
   for (size_t i = 0; i < begun; ++i) {
-    const NcclResult ended = calls[i].one->end_launch(calls[i], captures[i]);
+    const NcclResult ended = calls[i].one->end_launch(calls[i]);
     if (result == kNcclSuccess) result = ended;
   }
   return result;
@@ -82,7 +81,7 @@ NcclResult SwapCommunicator::run(CollectiveLaunch& launch, CUstream stream) {
 // round receives.
 
 // calls: of the members that this thread holds. Their messages leave together: those to each other would wait else.
-NcclResult SwapCommunicator::send_and_add(std::vector<Launch>& calls) {
+NcclResult SwapCommunicator::send_and_add(std::span<Launch> calls) {
   for (Launch& one : calls) one.planned.params.chunk_bytes = static_cast<uint32_t>(one.one->message_room());
   const uint64_t rounds = collective::tile_count(calls[0].planned.params);
   const bool sends_back = collective::is_split(calls[0].planned.params);

@@ -310,18 +310,19 @@ TEST_CASE("communicators of one device have room at once, and beside a kernel of
     for (const uint32_t wanted : {64u, 128u}) {
       uint32_t taken = 0, communicators = 0;
       while (const uint32_t blocks = blocks_for_communicator(multiprocessors, taken, wanted)) {
-        CHECK(blocks >= 8);
+        CHECK(blocks >= 24);
         CHECK(blocks <= wanted);
         taken += blocks;
         REQUIRE(++communicators < 20);
       }
       CHECK(taken + 32 <= std::max(multiprocessors, 32u));
-      if (multiprocessors >= 40) CHECK(communicators > 0);
-      if (multiprocessors >= 72) CHECK(communicators >= 5);
+      CHECK((communicators > 0) == (multiprocessors >= 56));
+      if (multiprocessors >= 80) CHECK(communicators >= 2);
     }
   }
-  CHECK(blocks_for_communicator(132, 0, 128) == 60);
-  CHECK(blocks_for_communicator(132, 60, 128) == 16);
+  CHECK(blocks_for_communicator(132, 0, 128) == 76);
+  CHECK(blocks_for_communicator(132, 76, 128) == 24);
+  CHECK(blocks_for_communicator(132, 100, 128) == 0);
 }
 
 TEST_CASE("staging memory for all blocks holds that of fewer") {

@@ -6,7 +6,7 @@
 //   FAKE_CUDA_NO_RECORDS=RANK           it has no device memory to ask its members through
 //   FAKE_CUDA_NO_COLLECTIVES=RANK       it cannot load these kernels
 //   FAKE_CUDA_MPS=RANK                  it shares its device with others
-//   FAKE_CUDA_FEW=RANK                  its device has 4 multiprocessors (else FAKE_CUDA_MULTIPROCESSORS, or 80)
+//   FAKE_CUDA_FEW=RANK                  its device has 4 multiprocessors (else FAKE_CUDA_MULTIPROCESSORS, or 128)
 //   FAKE_CUDA_FAILS=RANK:CALL:LEAST:MOST:FIRST:COUNT
 //                                       of the calls for LEAST to MOST bytes COUNT fail, from the FIRST (0) on
 // FAKE_CUDA_LINK=nvlink|pcie|none: each of two processes sees both devices, of which that is the link.
@@ -37,7 +37,7 @@ void run_collective(const FakeKernelCall* call, void* user) {
   if ((params.protocol != collective::Protocol::local && call->grid[0] != params.blocks) ||
       call->block[0] != collective::kBlockThreads)
     abort();
-  collective::run_on_threads(params, *static_cast<collective::RunWorker*>(user), 2, false);
+  collective::run_on_threads(params, *static_cast<collective::RunWorker*>(user), 1, false);
 }
 
 struct Shared {
@@ -74,7 +74,7 @@ bool is_for_this_rank(const char* variable) {
 int multiprocessors() {
   const char* count = getenv("FAKE_CUDA_MULTIPROCESSORS");
   if (is_for_this_rank("FAKE_CUDA_FEW") || !getenv("FAKE_CUDA_SHARED")) return 4;
-  return count ? atoi(count) : 80;
+  return count ? atoi(count) : 128;
 }
 
 bool fails_here(const char* call, size_t size_bytes) {

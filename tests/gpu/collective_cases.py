@@ -118,5 +118,6 @@ def graphs():
 
 chosen = [one for one in nccl_cases.ARRANGEMENTS if one.name in ("all", "threads", "processes")]
 cases = [case(one, level) for one in chosen for level in ("step", "launch")]
+cases += [case(one, "step", "messages") for one in chosen[:-1]]
 cases += [case(chosen[-1], "step", knobs) for knobs in ("messages", "collectives-wide", "collectives-tree")]
 case_runner.main([*cases, other_way(), isolated(), graphs()])
