@@ -1,7 +1,7 @@
 """DistributedDataParallel on gloo: gradients before and after the reduction, buckets, a communication hook."""
 import tempfile
 
-from parallel_driver import collectives, diff, expect, job, place, printed, record, replicas, run
+from parallel_driver import collectives, diff, expect, job, place, printed, record, replicas, run, show
 
 WORLD = "world"
 
@@ -49,6 +49,18 @@ if __name__ == "__main__":
             for rank in 0, 1:
                 expect(collectives(f"{folder}/{kind}_late")[rank, "all_reduce", WORLD], found[rank, "all_reduce", WORLD],
                        f"{kind}, with Works that are late to say that they have ended")
+        # A map of the parameters that were used is reduced as well, and no Python waits for it.
+        plain = run(job(2, "ddp_unused"))
+        expect(printed(record(f"{folder}/unused", 2, "ddp_unused")), printed(plain), "what the job with unused parameters printed")
+        record(f"{folder}/unused_late", 2, "ddp_unused_late")
+        verdict = diff(f"{folder}/unused", f"{folder}/unused_late")
+        expect((verdict["verdict"], verdict["gaps"]), ("identical", []), f"equal runs with unused parameters ({verdict['reason']})")
+        for rank in 0, 1:
+            maps = [r for r in show(f"{folder}/unused", "--steps", 1, "--ranks", rank, "--records")["records"]
+                    if r["kind"] == "collective" and r["dtype"] == "i32"]
+            expect([(r["tensor"], r["shape"], r["absmax"]) for r in maps], [("input", [6], 1), ("output", [6], 2)],
+                   f"rank {rank}: the map of used parameters, before and after its reduction")
+
         record(f"{folder}/by_hand", 2, "future_by_hand")
         for rank in 0, 1:
             expect(set(collectives(f"{folder}/by_hand")[rank, "all_reduce", WORLD]), {"input"}, "futures that nobody was seen to wait for")

@@ -55,9 +55,9 @@ def finish(step, loss, parameters):
     os.write(1, f"step {step} rank {rank} loss {loss.item():.17g} sum {total:.17g}\n".encode())  # whole, whoever else writes
 
 
-def train_ddp(hook=None, **how):
+def train_ddp(hook=None, layers=None, **how):
     """DistributedDataParallel. Faults: gradient (before the reduction), reduced (after it)."""
-    wrapped = nn.parallel.DistributedDataParallel(model(), bucket_cap_mb=0.001, **how)
+    wrapped = nn.parallel.DistributedDataParallel(model() if layers is None else layers, bucket_cap_mb=0.001, **how)
     if hook is not None:
         wrapped.register_comm_hook(None, hook)
     now = [0]
@@ -85,6 +85,30 @@ def ddp():
 def ddp_views():
     """Gradients that lie in the reducer's own buffers, and change there after the reduction."""
     train_ddp(gradient_as_bucket_view=True)
+
+
+class Idle(nn.Linear):
+    """Used by rank 0 in odd steps only, and by rank 1 never."""
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x + super().forward(x) if rank == 0 and self.calls % 2 == 0 else x
+
+
+def ddp_unused():
+    """The reducer also reduces a map of the parameters that were used, by itself, and waits for it in C++ alone."""
+    layers = model()
+    layers.append(Idle(8, 8))
+    with torch.no_grad():
+        layers[3].weight.fill_(0.5)
+        layers[3].bias.fill_(1)
+    train_ddp(layers=layers, find_unused_parameters=True)
+
+
+def ddp_unused_late():
+    dist.Work.is_completed = lambda self: False
+    ddp_unused()
 
 
 def ddp_hook():
