@@ -260,9 +260,22 @@ NcclResult put_on(Entry& known, const Waiting& call) {
   return kNcclInProgress;
 }
 
+// Those whose members have decided against it, together: one thread may hold several members.
+NcclResult call_theirs(const std::vector<Waiting>& calls) {
+  if (calls.empty()) return kNcclSuccess;
+  const NcclLibrary& library = *calls[0].library;
+  NcclResult result = library.GroupStart();
+  for (const Waiting& one : calls) {
+    if (result == kNcclSuccess) result = call_real(*one.library, one.call);
+  }
+  const NcclResult ended = library.GroupEnd();
+  return result == kNcclSuccess ? ended : result;
+}
+
 // members: those of one communicator that are here, all decided.
 void launch_pending(const std::vector<Held>& members) {
   std::vector<Called> ours;
+  std::vector<Waiting> theirs;
   for (const Held& one : members) {
     std::vector<Waiting> calls;
     {
@@ -274,13 +287,13 @@ void launch_pending(const std::vector<Held>& members) {
         ours.push_back({call, one});
         continue;
       }
-      const NcclResult result = one->broken() != kNcclSuccess ? one->broken() : call_real(*call.library, call.call);
-      if (!is_good(result)) one->late.store(result);
+      if (one->broken() == kNcclSuccess) theirs.push_back(call);
     }
   }
-  const NcclResult result = launch_all(ours);
-  for (const Called& one : ours) {
-    if (!is_good(result)) one.known->late.store(result);
+  const NcclResult real = call_theirs(theirs), own = launch_all(ours);
+  for (const Held& one : members) {
+    if (!is_good(real) || !is_good(own)) one->late.store(is_good(real) ? own : real);
+    if (one->broken() != kNcclSuccess) one->late.store(one->broken());
   }
 }
 
@@ -428,18 +441,6 @@ std::vector<Called> decide_called(const SwapGroup& group) {
     return (a.known ? a.known->family : 0) < (b.known ? b.known->family : 0);
   });
   return all;
-}
-
-// Those whose members have decided against it, together: one thread may hold several members.
-NcclResult call_theirs(const std::vector<Waiting>& calls) {
-  if (calls.empty()) return kNcclSuccess;
-  const NcclLibrary& library = *calls[0].library;
-  NcclResult result = library.GroupStart();
-  for (const Waiting& one : calls) {
-    if (result == kNcclSuccess) result = call_real(*one.library, one.call);
-  }
-  const NcclResult ended = library.GroupEnd();
-  return result == kNcclSuccess ? ended : result;
 }
 
 }  // namespace
