@@ -156,7 +156,7 @@ void SwapCommunicator::accept(const Record* records) {
     for (int j = 0; j < i; ++j)
       shares = shares || (records[i].host == records[j].host && records[i].process == records[j].process);
   }
-  if (!all && shares && !known) return refuse("members in one process do not reach each other's devices");
+  if (!all && shares && !known) return refuse("members in one process do not add by kernels, and it was not seen how they were made");
   outcome_ = all ? Outcome::kernels : Outcome::messages;
 }
 

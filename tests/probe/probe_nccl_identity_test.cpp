@@ -87,7 +87,7 @@ TEST_CASE("a job that slept as it made its communicators is attached, and its ca
     return run_program({FORKPOINT_PROGRAM, "attach", "--all", "--steps", "3", "--level", "layer", "-o", attached.path()},
                        {{"FORKPOINT_SOCKETS", sockets.path()}});
   };
-  Outcome told = attach();
+  auto told = attach();
   for (int i = 0; i < 40 && told.status != 0 && !std::filesystem::exists(attached.path()); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));  // not all ranks are there yet
     told = attach();

@@ -209,7 +209,11 @@ TEST_CASE("of two facts with one name the later one counts") {
   facts.add("a", "1");
   facts.add("b", "2");
   facts.add("a", "3");
-  const auto all = facts.all();
+  const void* upto = nullptr;
+  const auto all = facts.all(&upto);
+  CHECK(upto == facts.newest());
+  facts.add("b", "2");
+  CHECK(upto == facts.newest());  // nothing new
   REQUIRE(all.size() == 2);
   CHECK(all[0] == std::pair<std::string, std::string>("a", "3"));
 }
