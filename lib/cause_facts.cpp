@@ -298,11 +298,10 @@ CauseFacts gather_facts(const OriginInput& input, const Origin& origin, const Di
 
   const Difference& d = origin.difference;
   const RankPair& pair = input.alignment.ranks[origin.pair];
-  const MatchedStep step = read_matched(input, origin.pair, origin.step_index);
+  MatchedStep step = read_matched(input, origin.pair, origin.step_index);
   if (step.readable) {
-    MatchScratch scratch;
     const OpInputs inputs = inputs_of(*step.join, step.columns.a, step.columns.b,
-                                      pair.steps[origin.step_index], d, &scratch);
+                                      pair.steps[origin.step_index], d, &step.columns.scratch);
     facts.inputs_agree = inputs.agree, facts.inputs_differ = inputs.differ, facts.inputs_one_sided = inputs.one_sided;
     facts.inputs_nonfinite_b = inputs.nonfinite_b;
     look_within_step(step, d, pair.steps[origin.step_index].step, &facts);

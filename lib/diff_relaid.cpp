@@ -34,11 +34,6 @@ bool may_be_relaid(const Unequal& pair, const Site& site) {
   return is_message(site) && pair.same != Same::relabelled && pair.same != Same::resharded;
 }
 
-bool begins_stream(const HashStreamReader& stream, size_t index) {
-  const auto& steps = stream.steps();
-  return index == 0 || (index == 1 && steps[0].step == kPrologueStep);
-}
-
 // The messages of one family, place and dtype on one side that do not agree call by call.
 struct Messages {
   std::vector<uint32_t> a, b;
@@ -65,7 +60,6 @@ class FamilyView {
   void resolve(const RelaidFamily& family, Relaid* out) {
     std::map<std::pair<int, DType>, RelaidGroup> groups;
     for (auto& [key, messages] : messages_) {
-      take_moved(&messages, out);
       const auto by_order = [](const StepColumns& columns) {
         return [&columns](uint32_t left, uint32_t right) { return columns.call[left] < columns.call[right]; };
       };
@@ -85,7 +79,6 @@ class FamilyView {
     if (!groups.empty()) out->families.insert(family);
   }
 
-  // Moved ones are in neither list any more.
   bool holds_a(uint32_t row) const { return holds(key_a(row), &Messages::a, row); }
   bool holds_b(uint32_t row) const { return holds(key_b(row), &Messages::b, row); }
 
@@ -101,21 +94,6 @@ class FamilyView {
     const Messages& messages = messages_.at(key);
     const auto& rows = messages.*side;
     return !messages.taken && std::find(rows.begin(), rows.end(), row) != rows.end();
-  }
-
-  // The same bits at another call need no sums.
-  void take_moved(Messages* messages, Relaid* out) {
-    std::multimap<std::tuple<uint64_t, uint64_t, uint64_t>, uint32_t> in_b;
-    for (const uint32_t j : messages->b)
-      in_b.insert({{join_.b().layout_keys()[b_.layout[j]], b_.digest[j].a, b_.digest[j].b}, j});
-    std::erase_if(messages->a, [&](uint32_t i) {
-      const auto found = in_b.find({join_.a().layout_keys()[a_.layout[i]], a_.digest[i].a, a_.digest[i].b});
-      if (found == in_b.end()) return false;
-      out->moved.push_back({i, found->second});
-      std::erase(messages->b, found->second);
-      in_b.erase(found);
-      return true;
-    });
   }
 
   bool same_sizes(const Messages& messages) const {
@@ -183,8 +161,7 @@ Relaid find_relaid(const StreamJoin& join, const StepColumns& a, const StepColum
     families.try_emplace(family, join, a, b).first->second.add(pair);
   }
   if (families.empty()) return out;
-  const bool begins = begins_stream(join.a(), step.a) || begins_stream(join.b(), step.b);
-  std::erase_if(families, [&](const auto& entry) { return !begins && !entry.second.sizes_differ(); });
+  std::erase_if(families, [&](const auto& entry) { return step.first_of == 0 && !entry.second.sizes_differ(); });
   for (auto& [family, view] : families) view.resolve(family, &out);
 
   std::optional<Settings> settings;

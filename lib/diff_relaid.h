@@ -58,11 +58,11 @@ struct RelaidGroup {  // of one family, one place in the communicator and one dt
 struct Relaid {
   std::vector<RelaidGroup> groups;
   std::set<RelaidFamily> families;                   // of groups
-  std::vector<std::pair<uint32_t, uint32_t>> moved;  // the same message, bit by bit, at another call
 };
 
 // Takes out of `unequal` what is explained by another layout; what is left keeps its order. Where the two runs cut
-// messages of the same sizes, they are only taken to be laid out anew in the first step of a stream.
+// messages of the same sizes, they are only taken to be laid out anew in a step in which one run begins and the other
+// goes on.
 Relaid find_relaid(const StreamJoin& join, const StepColumns& a, const StepColumns& b, const StepPair& step,
                    std::vector<Unequal>* unequal);
 
@@ -85,9 +85,7 @@ Relaid match_relaid(const StreamJoin& join, const StepColumns& a, const StepColu
       },
       [&](uint32_t i) { unequal->push_back({i, kNoRow}); }, [&](uint32_t j) { unequal->push_back({kNoRow, j}); });
   if (!step.complete || unequal->empty()) return {};
-  Relaid relaid = find_relaid(join, a, b, step, unequal);
-  for (const auto& [i, j] : relaid.moved) on_equal(i, j);
-  return relaid;
+  return find_relaid(join, a, b, step, unequal);
 }
 
 }  // namespace forkpoint

@@ -45,21 +45,27 @@ OneSided& note_one_sided(Worker* worker, const Task& task, int64_t step, uint32_
   return entry;
 }
 
-// Sums are no proof, so the step is read once more for what stands behind them.
+// Sums are no proof, so the step is read once more for what stands behind them. What is behind one family cannot be told
+// from what is behind another: it has to be enough for all.
 void note_relaid(const Relaid& relaid, const Task& task, const StepPair& step, const StreamJoin& join, Worker* worker) {
   if (relaid.groups.empty()) return;
   const StepColumns &a = worker->a, &b = worker->b;
   const uint64_t witnessed = witnessed_elements(join, a, b, step, &worker->scratch);
+  const auto elements_of = [](const RelaidGroup& group) {
+    return std::max(group.input.sums_a.elements, group.output.sums_a.elements);
+  };
+  uint64_t sent = 0;
+  for (const RelaidGroup& group : relaid.groups) sent += elements_of(group);
   for (const RelaidGroup& group : relaid.groups) {
     const RelaidSide& side = group.input.used() ? group.input : group.output;
     RelaidCalls& calls = worker->relaid.emplace_back();
     calls.pair = task.pair, calls.site = a.site[side.rows_a[0]], calls.step = step.step;
-    calls.elements = std::max(group.input.sums_a.elements, group.output.sums_a.elements);
+    calls.elements = elements_of(group);
     for (const uint32_t i : side.rows_a) calls.layouts_a.push_back(a.layout[i]);
     for (const uint32_t j : side.rows_b) calls.layouts_b.push_back(b.layout[j]);
     calls.inputs_same = group.input.same(), calls.outputs_same = group.output.same();
     calls.outputs_seen = group.output.used();
-    calls.witnessed = witnessed >= calls.elements;
+    calls.witnessed = witnessed >= sent;
   }
 }
 

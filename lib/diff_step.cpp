@@ -59,6 +59,7 @@ class StepView {
     return !relaid_.families.empty() && relaid_.families.count(family) != 0 ? 0 : b_.call[row];
   }
   bool training(uint32_t row) const { return (a_.flags[row] & kRecordEval) == 0; }
+  bool counts(uint32_t row) const { return (a_.flags[row] & (kRecordEval | kRecordSetUp)) == 0; }
   int32_t micro_step(uint32_t row) const { return a_.micro_step[row]; }
 
   bool same_instance(uint32_t left, uint32_t right) const {
@@ -69,7 +70,9 @@ class StepView {
   // Rows of the op instance of `row`, itself included.
   const std::vector<uint32_t>& instance(uint32_t row) {
     if (instances_.empty()) {
-      for (uint32_t i = 0; i < a_.size(); ++i) instances_[instance_hash(i)].push_back(i);
+      for (uint32_t i = 0; i < a_.size(); ++i) {
+        if ((a_.flags[i] & kRecordSetUp) == 0) instances_[instance_hash(i)].push_back(i);
+      }
     }
     return instances_[instance_hash(row)];
   }
@@ -284,7 +287,7 @@ void collect_collectives(const StepView& view, RankStep* out) {
   std::unordered_map<uint64_t, std::vector<size_t>> uses;  // by op, then few
   for (uint32_t i = 0; i < a.size(); ++i) {
     const Site& site = view.site(i);
-    if (site.kind != Kind::collective || !view.training(i) || !view.join().wanted(a.site[i])) continue;
+    if (site.kind != Kind::collective || !view.counts(i) || !view.join().wanted(a.site[i])) continue;
     CollectiveUse use;
     use.op = view.join().op(a.site[i]);
     use.micro_step = a.micro_step[i], use.call = view.call(i), use.site = a.site[i], use.first_row = i;

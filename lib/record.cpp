@@ -119,7 +119,7 @@ double scalar_value(const Digest& digest) { return std::bit_cast<double>(digest.
 // change in one of them can never be missed; for changes in several the lanes are independent.
 Digest tree_leaf(const Digest& site_key, uint64_t layout_key, const Record& record) {
   const uint64_t place = static_cast<uint64_t>(static_cast<uint32_t>(record.micro_step)) << 32 | record.call;
-  const uint64_t flags = record.flags * 0x9E3779B97F4A7C15ull;
+  const uint64_t flags = (record.flags & ~uint64_t{kRecordAhead}) * 0x9E3779B97F4A7C15ull;
   const uint64_t identity = mix64(site_key.a ^ mix64(layout_key));
   const uint64_t where = mix64((site_key.b ^ flags) + mix64(place));
   return {mix64(mix64(record.digest.a + identity) ^ (record.digest.b + where)),

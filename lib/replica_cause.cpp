@@ -8,6 +8,7 @@
 
 #include "lib/cause_facts.h"
 #include "lib/diff_collective.h"
+#include "lib/diff_match.h"
 #include "lib/diff_step.h"
 #include "lib/error.h"
 #include "lib/pointing.h"
@@ -67,7 +68,7 @@ class Evidence {
     for (size_t i = 0; i < found_.pieces.size() && readable_; ++i) {
       for (uint32_t row = 0; row < columns_[i].size(); ++row) {
         const Site& other = site_of(i, row);
-        if (columns_[i].flags[row] != 0 || !wanted(other)) continue;
+        if ((columns_[i].flags[row] & kClassFlags) != 0 || !wanted(other)) continue;
         const Digest& key = site_key_of(i, row);
         records[{key.a, key.b, columns_[i].micro_step[row], columns_[i].call[row]}].emplace_back(
             columns_[i].digest[row], other.tensor);
@@ -96,7 +97,7 @@ class Evidence {
       if (!std::binary_search(outliers_.begin(), outliers_.end(), piece.rank) || !read(*before, piece.stream, &columns))
         continue;
       for (uint32_t row = 0; row < columns.size(); ++row) {
-        const bool same = sites_.of_stream[piece.stream][columns.site[row]] == found_.entry && columns.flags[row] == 0;
+        const bool same = sites_.of_stream[piece.stream][columns.site[row]] == found_.entry && (columns.flags[row] & kClassFlags) == 0;
         if (same && columns.digest[row] == piece.digest && !(piece.digest == Digest{})) ranks.push_back(piece.rank);
       }
     }

@@ -7,6 +7,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "lib/diff_match.h"
 #include "lib/diff_parallel.h"
 #include "lib/error.h"
 
@@ -108,7 +109,7 @@ class Scanner {
       const std::vector<uint32_t>& entries = sites_.of_stream[s];
       for (uint32_t row = 0; row < columns.size(); ++row) {
         const uint32_t entry = entries[columns.site[row]];
-        if (entry == kNoRow || columns.flags[row] != 0) continue;
+        if (entry == kNoRow || (columns.flags[row] & kClassFlags) != 0) continue;
         slot_of(entry, columns.micro_step[row], columns.call[row], worker).rows[s] = row;
       }
     }
@@ -284,7 +285,7 @@ class Scanner {
       const StepColumns& columns = worker.columns[s];
       const uint32_t site = columns.site[slot.rows[s]];
       for (uint32_t row = 0; row < columns.size(); ++row) {
-        if (columns.site[row] == site && columns.flags[row] == 0)
+        if (columns.site[row] == site && (columns.flags[row] & kClassFlags) == 0)
           own.emplace_back(columns.digest[row].a, columns.digest[row].b);
       }
       std::sort(own.begin(), own.end());

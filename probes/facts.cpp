@@ -19,6 +19,7 @@ bool FactList::add(const char* name, const char* value) {
     if (strcmp(node->value, value) == 0) return true;
     break;
   }
+  if (count_.fetch_add(1) >= kMost) return count_.fetch_sub(1), false;
   const size_t name_bytes = strlen(name) + 1;
   const size_t value_bytes = strlen(value) + 1;
   auto* node = static_cast<Node*>(malloc(sizeof(Node) + name_bytes + value_bytes));
@@ -32,16 +33,16 @@ bool FactList::add(const char* name, const char* value) {
   return true;
 }
 
-std::vector<std::pair<std::string, std::string>> FactList::all(const void** upto) const {
+std::vector<std::pair<std::string, std::string>> FactList::take_new(const void** known) const {
   const Node* newest = newest_.load(std::memory_order_acquire);
-  *upto = newest;
   std::vector<const Node*> nodes;
-  for (const Node* node = newest; node; node = node->older) nodes.push_back(node);
+  for (const Node* node = newest; node && node != *known; node = node->older) nodes.push_back(node);
+  *known = newest;
   std::reverse(nodes.begin(), nodes.end());
   std::vector<std::pair<std::string, std::string>> facts;
   for (const Node* node : nodes) {
-    const auto known = std::find_if(facts.begin(), facts.end(), [&](const auto& fact) { return fact.first == node->name; });
-    if (known != facts.end()) known->second = node->value;
+    const auto at = std::find_if(facts.begin(), facts.end(), [&](const auto& fact) { return fact.first == node->name; });
+    if (at != facts.end()) at->second = node->value;
     else facts.emplace_back(node->name, node->value);
   }
   return facts;

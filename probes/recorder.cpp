@@ -363,7 +363,8 @@ void Recorder::set_micro_step(const Token&, int32_t index) {
 }
 
 void Recorder::fact(const Token&, const char* name, const char* value) {
-  if (name && value && !facts_.add(name, value)) lose(Loss::no_memory);
+  if (!name || !value || facts_.add(name, value) || facts_full_.exchange(true)) return;
+  say("more facts than are kept (%u): \"%s\" and later ones are not in the run", FactList::kMost, name);
 }
 
 void Recorder::set_step_base(const Token&, const char* base) {

@@ -250,6 +250,7 @@ class Recorder {
   std::atomic<uint64_t> step_serial_{0};
   std::atomic<int32_t> micro_step_{0};
   std::atomic<uint64_t> next_row_{0};
+  std::atomic<bool> facts_full_{false};
   std::atomic<bool> ended_{false};
 
   // Ranks of the ancestors that have streams: a child under one of them (a data-loader worker) must not record.

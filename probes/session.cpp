@@ -243,7 +243,8 @@ void Session::open_stream() {
   header.step_base = step_base();
   header.every = start_.settings->every;
   header.device = start_.device;
-  if (!start_.settings->mask_names) header.facts = start_.facts->all(&facts_written_);  // their values say whose job it is
+  // Their values say whose job it is.
+  if (!start_.settings->mask_names) header.facts = start_.facts->take_new(&facts_written_);
   base_written_ = header.step_base;
   header.facts.emplace_back("forkpoint", FORKPOINT_VERSION);
   if (start_.driver[0]) header.facts.emplace_back("cuda_driver", start_.driver);
@@ -268,8 +269,10 @@ void Session::open_stream() {
 void Session::add_to_header() {
   HeaderAddition addition;
   if (base_written_ != step_base()) addition.step_base = base_written_ = step_base();
-  if (!start_.settings->mask_names && start_.facts->newest() != facts_written_) addition.facts = start_.facts->all(&facts_written_);
-  if (!addition.step_base.empty() || !addition.facts.empty()) writer_->add_to_header(addition);
+  if (!start_.settings->mask_names) addition.facts = start_.facts->take_new(&facts_written_);
+  if (addition.step_base.empty() && addition.facts.empty()) return;
+  check_descriptor();
+  writer_->add_to_header(addition);
 }
 
 void Session::consume() {

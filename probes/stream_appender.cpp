@@ -78,8 +78,8 @@ void StreamAppender::settle_candidates(bool training) {
   }
 }
 
-// Of the first step, what the program called to set itself up: a resumed run does at its first step what the other did at
-// its own, and diff tells the two apart (lib/diff_set_up.h).
+// At a first step some of it is what the program called to set itself up: a resumed run does there what the other did at its
+// own first step. diff tells the two apart (lib/diff_set_up.h).
 void StreamAppender::mark_ahead() {
   for (Pending& pending : pending_) {
     if (pending.has_record && pending.event.site->key.phase == Phase::collective) pending.event.flags |= kRecordAhead;

@@ -690,12 +690,16 @@ TEST_CASE("what a resumed job sends around to set itself up is not compared with
 }
 
 TEST_CASE("the batch that a resumed job sends around before its first forward, and what it sends in it, is compared") {
-  const Verdict batch = diff_sending({}, {.first = 3, .batch = 1000});
-  INFO(dump(batch));
-  CHECK(batch.outcome == Outcome::diverged);
-  CHECK(first_of(batch).step == 3);
-  CHECK(first_of(batch).tensor == "input");
-  CHECK(first_of(batch).op == "broadcast");
+  for (const bool swap : {false, true}) {
+    const Sending straight, resumed{.first = 3, .batch = 1000};
+    const Verdict batch = swap ? diff_sending(resumed, straight) : diff_sending(straight, resumed);
+    INFO(dump(batch));
+    CHECK(batch.outcome == Outcome::diverged);
+    CHECK(first_of(batch).step == 3);
+    CHECK(first_of(batch).tensor == "input");
+    CHECK(first_of(batch).op == "broadcast");
+    CHECK_FALSE(holds(batch.notes, "only: collective"));
+  }
   const Verdict message = diff_sending({.message = 1000}, {.first = 3});
   INFO(dump(message));
   CHECK(message.outcome == Outcome::diverged);

@@ -38,7 +38,8 @@ struct Job {
   int ranks = 2;
   int64_t first_step = 0, steps = 3;
   DType dtype = DType::f32;
-  int64_t relaid_step = -1;  // in which the messages are as kInitial says, else as `usual`
+  int64_t relaid_step = -1;  // in which the messages are as `initial` says, else as `usual`
+  int only_rank = -1;        // of this rank alone
   Layouts initial = kInitial, usual = kRebuilt;
   bool backward = true;      // gradients of each rank are recorded before the reduction
   bool behind = true;        // what the optimizer consumes and leaves is recorded
@@ -87,9 +88,9 @@ void send(RankBuilder* at, const Job& job, const Layouts& layouts, const std::ve
 
 void plant(RunBuilder* run, const Job& job) {
   for (int64_t step = job.first_step; step < job.steps; ++step) {
-    const bool relaid = step == job.relaid_step;
-    const Layouts& layouts = relaid ? job.initial : job.usual;
     for (int rank = 0; rank < job.ranks; ++rank) {
+      const bool relaid = step == job.relaid_step && (job.only_rank < 0 || rank == job.only_rank);
+      const Layouts& layouts = relaid ? job.initial : job.usual;
       RankBuilder& at = run->rank(rank);
       auto own = gradients_of(job, rank, step);
       at.step(step);
@@ -119,6 +120,27 @@ Verdict diff_jobs(const Job& a, const Job& b) {
   plant(&run_b, b);
   const TemporaryFolder folder;
   return diff_folders(run_a.write(folder / "a"), run_b.write(folder / "b"));
+}
+
+// The straight run against one that was resumed at `step`, whose first messages are as kInitial says.
+Verdict diff_resumed(const Job& straight, int64_t step, bool swap) {
+  Job resumed = straight;
+  resumed.relaid_step = resumed.first_step = step;
+  const auto write = [](const Job& job, bool loads, const std::string& to) {
+    RunBuilder run(job.ranks);
+    for (int rank = 0; rank < job.ranks; ++rank) run.rank(rank).prologue();
+    for (size_t p = 0; p < kParameters; ++p) {
+      for (int rank = 0; rank < job.ranks; ++rank) {
+        const Value value = loads ? of_elements(reduced(job, job.first_step - 1, 0)[p], job.dtype) : forkpoint::value(p);
+        run.rank(rank).at(Phase::load, "fc" + std::to_string(p)).add(Role::parameter, "weight", value);
+      }
+    }
+    plant(&run, job);
+    return run.write(to);
+  };
+  const TemporaryFolder folder;
+  const std::string one = write(straight, false, folder / "a"), other = write(resumed, true, folder / "b");
+  return swap ? diff_folders(other, one) : diff_folders(one, other);
 }
 
 Job relaid_in(int64_t step, Job job = {}) {
@@ -169,52 +191,60 @@ TEST_CASE("16-bit elements pair otherwise in each layout, and are still the same
   CHECK(is_at(first_of(found), 1, 1, Phase::collective, "", "input"));
 }
 
-TEST_CASE("messages of the same sizes count as laid out anew in a process's first step only") {
-  Job job, first, later;
-  first.usual = later.usual = job.usual = {{0, 1}, {4, 3, 2}};
-  first.initial = later.initial = {{4, 0}, {2, 3, 1}};  // parameters 1 and 4 are of one size
-  first.relaid_step = 0, later.relaid_step = 1;
-  const Verdict v = diff_jobs(job, first);
-  INFO(dump(v));
-  CHECK(v.outcome == Outcome::identical);
-  CHECK(holds(v.notes, "2 collectives of step 0 carry the same elements in another layout"));
-  const Verdict found = diff_jobs(job, later);
-  INFO(dump(found));
-  CHECK(found.outcome == Outcome::diverged);
-  CHECK(is_at(first_of(found), 1, -1, Phase::collective, "", "input"));
-}
-
-TEST_CASE("the one message of a small model may hold its gradients in another order in a process's first step") {
-  Job job, other;
-  job.usual = {{0, 1, 2, 3, 4}}, other = job;
-  other.relaid_step = 0;
-  const Verdict v = diff_jobs(job, other);
-  INFO(dump(v));
-  CHECK(v.outcome == Outcome::identical);
-  CHECK(holds(v.notes, "1 collective of step 0 carries the same elements in another layout"));
-}
-
 TEST_CASE("a run that was resumed right at its checkpoint continues the straight one") {
-  Job straight, resumed;
+  Job straight;
   straight.relaid_step = 0;
-  resumed.relaid_step = resumed.first_step = 2;
-  const auto write = [](const Job& job, bool loads, const std::string& to) {
-    RunBuilder run(job.ranks);
-    for (int rank = 0; rank < job.ranks; ++rank) run.rank(rank).prologue();
-    for (size_t p = 0; p < kParameters; ++p) {
-      for (int rank = 0; rank < job.ranks; ++rank) {
-        const Value value = loads ? of_elements(reduced(job, job.first_step - 1, 0)[p], job.dtype) : forkpoint::value(p);
-        run.rank(rank).at(Phase::load, "fc" + std::to_string(p)).add(Role::parameter, "weight", value);
-      }
-    }
-    plant(&run, job);
-    return run.write(to);
-  };
-  const TemporaryFolder folder;
-  const Verdict v = diff_folders(write(straight, false, folder / "a"), write(resumed, true, folder / "b"));
+  for (const bool swap : {false, true}) {
+    const Verdict v = diff_resumed(straight, 2, swap);
+    INFO(dump(v));
+    CHECK(v.outcome == Outcome::identical);
+    CHECK(holds(v.notes, "2 collectives of step 2 carry the same elements in another layout"));
+  }
+}
+
+TEST_CASE("messages of the same sizes count as laid out anew only where one run begins and the other goes on") {
+  Job job, later;
+  job.usual = later.usual = {{0, 1}, {4, 3, 2}};
+  job.initial = later.initial = {{4, 0}, {2, 3, 1}};  // parameters 1 and 4 are of one size
+  const Verdict v = diff_resumed(job, 2, false);
   INFO(dump(v));
   CHECK(v.outcome == Outcome::identical);
   CHECK(holds(v.notes, "2 collectives of step 2 carry the same elements in another layout"));
+  for (const int64_t step : {0, 1}) {  // both begin at step 0
+    later.relaid_step = step;
+    const Verdict found = diff_jobs(job, later);
+    INFO(dump(found));
+    CHECK(found.outcome == Outcome::diverged);
+    CHECK(is_at(first_of(found), step, -1, Phase::collective, "", "input"));
+  }
+}
+
+TEST_CASE("the one message of a small model may hold its gradients in another order in a resumed process's first step") {
+  Job job;
+  job.usual = {{0, 1, 2, 3, 4}};
+  const Verdict v = diff_resumed(job, 2, false);
+  INFO(dump(v));
+  CHECK(v.outcome == Outcome::identical);
+  CHECK(holds(v.notes, "1 collective of step 2 carries the same elements in another layout"));
+}
+
+TEST_CASE("calls that one rank issues in another order are told where they begin, at its inputs") {
+  Job job, other;
+  job.usual = {{1}, {4}}, other = job;  // of one size
+  other.relaid_step = 1, other.initial = {{4}, {1}}, other.only_rank = 0;
+  const Verdict v = diff_jobs(job, other);
+  INFO(dump(v));
+  CHECK(v.outcome == Outcome::diverged);
+  CHECK(is_at(first_of(v), 1, 0, Phase::collective, "", "input"));
+}
+
+TEST_CASE("what is behind one message is no witness of another: there must be enough for all") {
+  Job job;
+  job.usual = {{0, 1, 2, 3, 4}, {0, 1, 2, 3, 4}};  // twice what the optimizer uses
+  job.initial = {{4, 3, 2, 1, 0}, {4, 3, 2, 1, 0}};
+  const Verdict v = diff_resumed(job, 2, false);
+  INFO(dump(v));
+  CHECK(v.outcome == Outcome::incomparable);
 }
 
 TEST_CASE("a value altered on its way into a message that is laid out anew is found, on its rank") {

@@ -126,6 +126,24 @@ TEST_CASE("without recorded collectives the parameters show it, one step after w
   CHECK(verdict.cause.cls == "missing_sync");
 }
 
+TEST_CASE("what is sent around ahead of a step is held against the other ranks as well") {
+  for (const bool wrong : {false, true}) {
+    RunBuilder run(2);
+    for (int rank = 0; rank < 2; ++rank) {
+      RankBuilder& at = run.rank(rank);
+      for (uint64_t step = 0; step < 3; ++step) {
+        at.step(static_cast<int64_t>(step)).flags(kRecordAhead).collective("broadcast", "", "world", {0, 1});
+        at.output("output", value(wrong && step == 1 && rank == 1 ? 900 : 500 + step));
+        at.flags(0).at(Phase::optimizer, "fc").add(Role::parameter, "weight", value(600 + step));
+      }
+    }
+    const Verdict v = replicas_of(run);
+    INFO(dump(v));
+    CHECK(v.outcome == (wrong ? Outcome::diverged : Outcome::identical));
+    if (wrong) CHECK(is_at(first_of(v), 1, -1, Phase::collective, "", "output"));  // of two nobody is in the majority
+  }
+}
+
 TEST_CASE("a parameter that changes after a good update is no missing sync") {
   const Verdict verdict = replicas_of(SmallTraining{.hook = fault({.step = 1,
                                                                    .rank = 2,

@@ -213,7 +213,7 @@ class _Operator:
 
     def __call__(self, keyset, *args, **kwargs):
         begun = None
-        if steps.recording() or steps.is_ahead():
+        if steps.recording():
             try:
                 steps.settle()
                 begun = self.begin(args, kwargs)

@@ -48,11 +48,6 @@ class Table(OrderedDict):
         return made
 
 
-def is_behind(module):
-    """What was given to install() is called in each call of this module, behind its own pre-hooks."""
-    return type(module._forward_pre_hooks) is Table
-
-
 def _registering(original):
     @functools.wraps(original)
     def register_forward_pre_hook(self, *args, **kwargs):

@@ -62,11 +62,6 @@ def recording():
     return opened and listening and native.wanted()
 
 
-def is_ahead():
-    """Before the first step, to which collectives belong that are called ahead of it: a batch may be sent around."""
-    return not opened and listening and native.active() and native.wanted()
-
-
 def serial():
     """Another number in each step and micro-step."""
     return Step.serial, Step.micro

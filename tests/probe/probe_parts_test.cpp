@@ -209,13 +209,21 @@ TEST_CASE("of two facts with one name the later one counts") {
   facts.add("a", "1");
   facts.add("b", "2");
   facts.add("a", "3");
-  const void* upto = nullptr;
-  const auto all = facts.all(&upto);
-  CHECK(upto == facts.newest());
-  facts.add("b", "2");
-  CHECK(upto == facts.newest());  // nothing new
+  const void* known = nullptr;
+  const auto all = facts.take_new(&known);
+  facts.add("a", "3");
+  CHECK(facts.take_new(&known).empty());  // nothing new
+  facts.add("b", "4");
+  CHECK(facts.take_new(&known) == std::vector<std::pair<std::string, std::string>>{{"b", "4"}});
   REQUIRE(all.size() == 2);
   CHECK(all[0] == std::pair<std::string, std::string>("a", "3"));
+}
+
+TEST_CASE("a program that tells another fact every step does not grow for ever") {
+  FactList facts;
+  for (uint32_t i = 0; i < FactList::kMost; ++i) CHECK(facts.add("step", std::to_string(i).c_str()));
+  CHECK_FALSE(facts.add("step", "one more"));
+  CHECK(facts.add("step", std::to_string(FactList::kMost - 1).c_str()));  // known
 }
 
 TEST_CASE("the appender numbers calls by site, step and micro-step, also when micro-steps interleave") {

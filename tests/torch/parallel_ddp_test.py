@@ -1,7 +1,8 @@
 """DistributedDataParallel on gloo: gradients before and after the reduction, buckets, a communication hook."""
+import sys
 import tempfile
 
-from parallel_driver import collectives, diff, expect, job, place, printed, record, replicas, run, show
+from parallel_driver import FORKPOINT, PROGRAMS, collectives, diff, expect, job, place, printed, record, replicas, run, show
 
 WORLD = "world"
 
@@ -64,4 +65,11 @@ if __name__ == "__main__":
         record(f"{folder}/by_hand", 2, "future_by_hand")
         for rank in 0, 1:
             expect(set(collectives(f"{folder}/by_hand")[rank, "all_reduce", WORLD]), {"input"}, "futures that nobody was seen to wait for")
+
+        # Ranks that no launcher has started: only torch knows which is which.
+        done = run([FORKPOINT, "record", "--level", "layer", "-o", f"{folder}/spawned", "--", sys.executable,
+                    PROGRAMS / "spawned_job.py", f"{folder}/meeting"])
+        assert done.status == 0, f"the spawned job: status {done.status}: {done.stderr[-2000:]}"
+        shown = show(f"{folder}/spawned")
+        expect([(rank["rank"], rank["state"]) for rank in shown["ranks"]], [(0, "whole"), (1, "whole")], "ranks of a spawned job")
     print("DistributedDataParallel: gradients before and after the reduction")
