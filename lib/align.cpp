@@ -185,7 +185,7 @@ void collect_gaps(const Run& run, char which, int64_t offset, const DiffOptions&
   }
 }
 
-void collect_coverage_limits(const Run& a, const Run& b, bool must_be_alike, Alignment* out) {
+void collect_coverage_limits(const Run& a, const Run& b, const DiffOptions& options, Alignment* out) {
   std::map<std::string, int> seen;  // bit 0: declared in A, bit 1: in B
   const auto collect = [&seen](const Run& run, int bit) {
     for (const auto& stream : run.streams()) {
@@ -199,9 +199,11 @@ void collect_coverage_limits(const Run& a, const Run& b, bool must_be_alike, Ali
   for (const auto& [text, in] : seen) {
     const std::string one_sided = fmt::format("{} (declared in run {} only)", text, in == 1 ? 'A' : 'B');
     out->limits.push_back(in == 3 ? text : one_sided);
-    const bool says_nothing_unseen = text.starts_with(kEvaluationLimit) || text.starts_with(kNotDeterministic) || text.starts_with(kDeterministicMode);
+    const bool is_behind = text.starts_with(kBehindLastStepLimit) && options.last_step.has_value();
+    const bool says_nothing_unseen = text.starts_with(kEvaluationLimit) || text.starts_with(kNotDeterministic) ||
+                                     text.starts_with(kDeterministicMode) || is_behind;
     // What one run has not seen, the other has: nothing says that it is equal.
-    if (in != 3 && must_be_alike && !says_nothing_unseen) out->blockers.push_back("not seen: " + one_sided);
+    if (in != 3 && options.limits_alike && !says_nothing_unseen) out->blockers.push_back("not seen: " + one_sided);
   }
 }
 
@@ -252,7 +254,7 @@ Alignment align(const Run& a, const Run& b, const DiffOptions& options) {
         out.gaps.size() == 1 ? "records were lost: " + out.gaps[0]
                              : fmt::format("records were lost in {} places, first: {}", out.gaps.size(), out.gaps[0]));
   }
-  collect_coverage_limits(a, b, options.limits_alike, &out);
+  collect_coverage_limits(a, b, options, &out);
   return out;
 }
 

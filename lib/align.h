@@ -19,7 +19,7 @@ struct StepPair {
   size_t a = 0;
   size_t b = 0;
   bool complete = true;
-  char first_of = 0;  // 'A' or 'B': that run's first step, and not the other's; 0: of neither
+  char first_of = 0;  // 'A' or 'B': that run begins here, and the other goes on; 0: neither, or both
 };
 
 struct RankPair {

@@ -161,6 +161,14 @@ void pair_prologues(const StepPlaces& places_a, const StepPlaces& places_b, cons
   }
 }
 
+// Of runs that begin at one step too: one that was attached there has loaded nothing, and does not begin.
+char which_begins(const RankPair& pair, const StepPlaces& places_a, const StepPlaces& places_b, const Alignment& alignment) {
+  if (alignment.start != Start::together) return alignment.start == Start::a_later ? 'A' : 'B';
+  const bool in_a = has_content(*pair.a, places_a.prologue, alignment.level),
+             in_b = has_content(*pair.b, places_b.prologue, alignment.level);
+  return in_a == in_b ? '\0' : in_a ? 'A' : 'B';
+}
+
 // A recording that was stopped behind a step cannot know it. Who names the last step asks for no more than that.
 void explain_final(const SideSteps& side, char which, const DiffOptions& options, Alignment* out) {
   if (side.final_only.empty() || options.last_step) return;
@@ -195,8 +203,8 @@ void align_steps(const Run& a, const Run& b, const DiffOptions& options, Alignme
       const auto in_b = places_b.index.find(key);
       if (in_b == places_b.index.end()) continue;
       const bool complete = places_a.complete.count(key) != 0 && places_b.complete.count(key) != 0;
-      const bool first = out->start != Start::together && key.first == out->begin && key.second == 0;
-      const char first_of = !first ? '\0' : out->start == Start::a_later ? 'A' : 'B';
+      const bool first = key.first == out->begin && key.second == 0;
+      const char first_of = first ? which_begins(pair, places_a, places_b, *out) : '\0';
       pair.steps.push_back({key.first, key.second, index_a, in_b->second, complete, first_of});
       if (complete) common_last = std::max(common_last, key.first), any_common = true;
       if (!complete && places_a.complete.count(key) == 0 && places_b.complete.count(key) == 0) {

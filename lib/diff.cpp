@@ -91,9 +91,9 @@ void add_common_notes(const Findings& findings, Verdict* verdict) {
   }
   if (set_up > 0) {
     verdict->notes.push_back(
-        fmt::format("{} of collectives that run {} called before its first step, {}, were compared with nothing: the "
-                    "other run set itself up long before",
-                    counted(set_up, "record"), alignment.start == Start::b_later ? 'B' : 'A', alignment.begin));
+        fmt::format("{} of collectives that one run alone called ahead of step {} were compared with nothing: only one "
+                    "of them set itself up there, or came from the step before",
+                    counted(set_up, "record"), alignment.begin));
   }
   append(findings.structure.sentences);
   append(findings.relaid.sentences);

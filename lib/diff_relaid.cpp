@@ -190,17 +190,16 @@ Relaid find_relaid(const StreamJoin& join, const StepColumns& a, const StepColum
 
 uint64_t witnessed_elements(const StreamJoin& join, const StepColumns& a, const StepColumns& b, const StepPair& step,
                             MatchScratch* scratch) {
-  uint64_t gradients = 0, parameters = 0;
+  uint64_t gradients = 0;
   const auto count = [&](uint32_t i, uint32_t j) {
     const Site& site = join.site(a.site[i]);
     if (site.phase != Phase::optimizer || site.kind != Kind::tensor || (a.flags[i] & kRecordEval) != 0) return;
     if (!join.same_layout(a.layout[i], b.layout[j]) || !(a.digest[i] == b.digest[j])) return;
-    const auto elements = static_cast<uint64_t>(element_count(join.a().layouts()[a.layout[i]]));
-    if (site.role == Role::gradient) gradients += elements;
-    if (site.role == Role::parameter) parameters += elements;
+    if (site.role == Role::gradient)
+      gradients += static_cast<uint64_t>(element_count(join.a().layouts()[a.layout[i]]));
   };
   match_step(join, a, b, step.complete, scratch, count, [](uint32_t) {}, [](uint32_t) {});
-  return std::max(gradients, parameters);
+  return gradients;
 }
 
 }  // namespace forkpoint

@@ -66,8 +66,8 @@ struct Relaid {
 Relaid find_relaid(const StreamJoin& join, const StepColumns& a, const StepColumns& b, const StepPair& step,
                    std::vector<Unequal>* unequal);
 
-// Elements of gradients and weights (whichever are more) that the optimizer's update of this step has in both runs, bit by
-// bit the same.
+// Elements of gradients that the optimizer's update of this step has in both runs, bit by bit the same. Weights that agree
+// prove nothing of gradients that no optimizer has used.
 uint64_t witnessed_elements(const StreamJoin& join, const StepColumns& a, const StepColumns& b, const StepPair& step,
                             MatchScratch* scratch);
 

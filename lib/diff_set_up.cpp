@@ -56,10 +56,9 @@ void read_pair(const StreamJoin& join, const RankPair& ranks, const StepPair& st
   if (step.first_of == 0) return;
   const auto site_of_a = [](uint32_t site) { return site; };
   const auto site_of_b = [&](uint32_t site) { return join.site_of_b(site); };
-  if (step.first_of == 'A')
-    buffers->scratch.set_up = set_aside(count_ahead(buffers->b, site_of_b), site_of_a, &buffers->a);
-  else
-    buffers->scratch.set_up = set_aside(count_ahead(buffers->a, site_of_a), site_of_b, &buffers->b);
+  const Counts ahead_a = count_ahead(buffers->a, site_of_a), ahead_b = count_ahead(buffers->b, site_of_b);
+  const bool any_a = set_aside(ahead_b, site_of_a, &buffers->a), any_b = set_aside(ahead_a, site_of_b, &buffers->b);
+  buffers->scratch.set_up = any_a || any_b;
 }
 
 uint64_t set_up_records(const StepBuffers& buffers) {

@@ -10,6 +10,9 @@ namespace forkpoint {
 
 // How a coverage limit begins that says no more than that evaluations were not recorded as a whole.
 inline constexpr std::string_view kEvaluationLimit = "records of an evaluation";
+// What a program did behind its last step belongs to none that is compared by its number.
+inline constexpr std::string_view kBehindLastStepLimit =
+    "records and launches made after the end of the last step are not kept";
 
 // What a program left behind its last step stands under that step's number once more, as records of kRecordEval only.
 inline bool is_final_part(std::span<const StepSummary> steps, size_t i) {

@@ -176,7 +176,7 @@ CoverageLimit coverage_limit(Limit limit) {
       return {"the program ends no step itself: the last one is taken to be whole", "call forkpoint_step_end() at its end"};
     case Limit::after_last_step:
     default:
-      return {"records and launches made after the end of the last step are not kept", "record them before the step ends"};
+      return {std::string(kBehindLastStepLimit), "record them before the step ends"};
   }
 }
 

@@ -637,6 +637,17 @@ TEST_CASE("a coverage limit of both runs is printed with the verdict, one of a s
   CHECK(holds(one.coverage.limits, "library X not followed (declared in run B only)"));
 }
 
+TEST_CASE("what one run did behind its last step is nothing to steps that are named, and something to whole runs") {
+  Pair pair(of_steps(4), of_steps(4));
+  pair.a.rank(0).limit("records and launches made after the end of the last step are not kept");
+  CHECK(pair.diff().outcome == Outcome::incomparable);
+  DiffOptions options;
+  options.first_step = 1, options.last_step = 2;
+  const Verdict v = pair.diff(options);
+  INFO(dump(v));
+  CHECK(v.outcome == Outcome::identical);
+}
+
 namespace {
 
 // Steps first .. 5 of a job that sets itself up with broadcasts, sends each batch to its ranks before the forward and one
@@ -646,6 +657,8 @@ struct Sending {
   int set_up = 3;
   uint64_t batch = 0, message = 0;  // of step 3: other values
   uint64_t past = 0;                // a shift of the set-up's values
+  bool metric = false;              // is sent around behind step 2
+  bool loads = true;
 };
 
 RunBuilder sending_run(const Sending& options) {
@@ -654,14 +667,15 @@ RunBuilder sending_run(const Sending& options) {
   const auto weight = [&](int64_t step) {
     rank.at(Phase::optimizer).state("weight", Role::parameter, 100 + static_cast<uint64_t>(step));
   };
-  const auto send = [&](uint64_t seed) {
-    rank.collective("broadcast", "", "world", {0, 1}).scalar("root", 0).input("input", value(seed)).output("output", value(seed));
+  const auto send = [&](uint64_t seed, const char* op = "broadcast") {
+    rank.collective(op, "", "world", {0, 1}).scalar("root", 0).input("input", value(seed)).output("output", value(seed));
   };
-  rank.prologue().at(Phase::load).state("weight", Role::parameter, 100 + static_cast<uint64_t>(options.first));
+  if (options.loads) rank.prologue().at(Phase::load).state("weight", Role::parameter, 100 + static_cast<uint64_t>(options.first));
   for (int64_t step = options.first; step < 6; ++step) {
     const auto seed = static_cast<uint64_t>(step);
     rank.step(step).flags(kRecordAhead);
     for (int i = 0; step == options.first && i < options.set_up; ++i) send(500 + static_cast<uint64_t>(i) + options.past);
+    if (options.metric && step == 3) send(450, "all_reduce");
     send(600 + seed + (step == 3 ? options.batch : 0));
     rank.flags(0).forward("fc").input("input", value(600 + seed)).output("output", value(800 + seed));
     send(700 + seed + (step == 3 ? options.message : 0));
@@ -683,10 +697,30 @@ TEST_CASE("what a resumed job sends around to set itself up is not compared with
     const Verdict v = swap ? diff_sending(resumed, straight) : diff_sending(straight, resumed);
     INFO(dump(v));
     CHECK(v.outcome == Outcome::identical);
-    CHECK(holds(v.notes, swap ? "9 records of collectives that run A called before its first step, 3,"
-                              : "9 records of collectives that run B called before its first step, 3,"));
+    CHECK(holds(v.notes, "9 records of collectives that one run alone called ahead of step 3 were compared with nothing"));
     CHECK(v.coverage.records_compared == 3 * 9 + 1);
   }
+}
+
+TEST_CASE("what the straight job did between two steps, before the other was resumed there, is not missed in that one") {
+  const Sending straight{.metric = true}, resumed{.first = 3};
+  for (const bool swap : {false, true}) {
+    const Verdict v = swap ? diff_sending(resumed, straight) : diff_sending(straight, resumed);
+    INFO(dump(v));
+    CHECK(v.outcome == Outcome::identical);
+    CHECK(holds(v.notes, "12 records of collectives that one run alone called ahead of step 3"));  // 3 of them the metric
+  }
+  // Of two that begin together it is another structure.
+  CHECK(diff_sending(straight, {}).outcome == Outcome::diverged);
+}
+
+TEST_CASE("a replay that begins where another run was attached has set itself up, and that one has not") {
+  const TemporaryFolder folder;
+  RunBuilder attached = sending_run({.first = 3, .set_up = 0, .loads = false}), replayed = sending_run({.first = 3});
+  const Verdict v = diff_folders(attached.write(folder / "a"), replayed.write(folder / "b"));
+  INFO(dump(v));
+  CHECK_FALSE(v.first);
+  CHECK(holds(v.notes, "9 records of collectives that one run alone called ahead of step 3"));
 }
 
 TEST_CASE("the batch that a resumed job sends around before its first forward, and what it sends in it, is compared") {
