@@ -218,8 +218,8 @@ RelaidNotes relaid_notes(const Scan& scan, const Alignment& alignment, Joins* jo
     if (out.sentences.size() < kMost) out.sentences.push_back(all ? key.second : fmt::format("{} ({})", key.second, rank_list(ranks)));
     if (not_shown.empty()) continue;
     out.not_shown.push_back(
-        fmt::format("{} is laid out in another way in each run; the sums of its elements agree, but too few gradients or "
-                    "weights were recorded behind it to show that the same came out ({})",
+        fmt::format("{} is laid out in another way in each run; the sums of its elements agree, but too few gradients "
+                    "were recorded behind it to show that the same came out ({})",
                     entry.place, rank_list(not_shown)));
   }
   if (entries.size() > kMost) out.sentences.push_back(fmt::format("and so do those of {} more places", entries.size() - kMost));

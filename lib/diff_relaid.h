@@ -6,7 +6,7 @@
 // of them together, of one communicator, micro-step, side and dtype, how many elements there are, the sum of their words
 // (of 16-bit elements modulo 2^16 - 1 and of 8-bit ones modulo 2^8 - 1, since a word holds several and pairs others in
 // another layout), how many are not finite, and the largest magnitude. It forgives the layout, never a value: equal sums
-// are no proof, so the gradients or weights behind them must have been compared bit by bit as well (witnessed_elements).
+// are no proof, so the gradients behind them must have been compared bit by bit as well (witnessed_elements).
 //
 // Only for floating-point all-reduces: those leave every element on every member. The shards that a reduce-scatter leaves
 // depend on the layout, and whole numbers are counts and flags. Padding is not known from elements: messages that hold

@@ -61,7 +61,7 @@ struct RelaidCalls {
   std::vector<uint32_t> layouts_a, layouts_b;  // of the messages, ids in their own streams
   bool inputs_same = true, outputs_same = true;  // by their sums
   bool outputs_seen = false;
-  bool witnessed = false;          // as many elements of gradients or weights behind them agree bit by bit
+  bool witnessed = false;          // as many elements of gradients behind them agree bit by bit
 };
 
 class MapBuilder;  // lib/diff_map.h
