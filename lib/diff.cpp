@@ -72,6 +72,14 @@ void add_blockers(const Findings& findings, const Coverage& coverage, std::vecto
   blockers->insert(blockers->end(), unseen.begin(), unseen.end());
 }
 
+uint64_t set_up_of(const Findings& findings) {
+  uint64_t records = 0;
+  for (const auto& steps : findings.input.scan.steps) {
+    for (const StepCounts& counts : steps) records += counts.set_up;
+  }
+  return records;
+}
+
 void add_common_notes(const Findings& findings, Verdict* verdict) {
   const auto append = [&](const std::vector<std::string>& texts) {
     verdict->notes.insert(verdict->notes.end(), texts.begin(), texts.end());
@@ -85,11 +93,7 @@ void add_common_notes(const Findings& findings, Verdict* verdict) {
                     "the end of step {}",
                     b_later ? 'B' : 'A', alignment.begin, b_later ? 'A' : 'B', alignment.begin - 1));
   }
-  uint64_t set_up = 0;
-  for (const auto& steps : findings.input.scan.steps) {
-    for (const StepCounts& counts : steps) set_up += counts.set_up;
-  }
-  if (set_up > 0) {
+  if (const uint64_t set_up = set_up_of(findings); set_up > 0) {
     verdict->notes.push_back(
         fmt::format("{} of collectives that one run alone called ahead of step {} were compared with nothing: only one "
                     "of them set itself up there, or came from the step before",
@@ -150,9 +154,11 @@ void say_identical(const Findings& findings, Verdict* verdict) {
   verdict->outcome = Outcome::identical;
   const uint64_t launches = verdict->coverage.launches_compared;
   verdict->until = until_failure(input.run_a, input.run_b);
+  const bool compares_all =
+      !input.alignment.levels_differ && set_up_of(findings) == 0 && findings.relaid.limit.empty();
   verdict->reason =
       fmt::format("{} agrees ({}{}){}{}",
-                  input.alignment.levels_differ ? "every record that both runs have" : "every record of both runs",
+                  compares_all ? "every record of both runs" : "every record that both runs have",
                   counted(verdict->coverage.records_compared, "record"),
                   launches == 0 ? "" : fmt::format(", and what left the devices in {}", counted(launches, "launch")),
                   verdict->until.empty() ? "" : fmt::format(" {}", verdict->until),

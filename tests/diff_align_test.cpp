@@ -698,6 +698,7 @@ TEST_CASE("what a resumed job sends around to set itself up is not compared with
     INFO(dump(v));
     CHECK(v.outcome == Outcome::identical);
     CHECK(holds(v.notes, "9 records of collectives that one run alone called ahead of step 3 were compared with nothing"));
+    CHECK(v.reason.starts_with("every record that both runs have agrees"));
     CHECK(v.coverage.records_compared == 3 * 9 + 1);
   }
 }
