@@ -38,9 +38,12 @@ def mends_what_it_is_for(folder):
     for fault, knob in (("empty", "torch-fill"), ("set", "python-hash"), ("unseeded", "seeds")):
         cured(folder, fault, knob)
     # And nothing else.
-    assert verdict(folder, ["empty"], ["--deterministic=torch-algorithms,python-hash,seeds"]) == "diverged"
-    assert verdict(folder, ["set"], ["--deterministic=-python-hash"]) == "diverged"
-    assert verdict(folder, ["unseeded", "set", "empty"], ["--deterministic=+torch-fill"]) == "identical"
+    found = verdict(folder, ["empty"], ["--deterministic=torch-algorithms,python-hash,seeds"])
+    assert found == "diverged", found
+    found = verdict(folder, ["set"], ["--deterministic=-python-hash"])
+    assert found == "diverged", found
+    found = verdict(folder, ["unseeded", "set", "empty"], ["--deterministic=+torch-fill"])
+    assert found == "identical", found
 
 
 def leaves_a_seeded_program_as_it_is(folder):
