@@ -20,6 +20,7 @@ struct StepPair {
   size_t b = 0;
   bool complete = true;
   char first_of = 0;  // 'A' or 'B': that run begins here, and the other goes on; 0: neither, or both
+  char early_of = 0;  // the same of a run that begins here or at the step before
 };
 
 struct RankPair {

@@ -203,9 +203,10 @@ void align_steps(const Run& a, const Run& b, const DiffOptions& options, Alignme
       const auto in_b = places_b.index.find(key);
       if (in_b == places_b.index.end()) continue;
       const bool complete = places_a.complete.count(key) != 0 && places_b.complete.count(key) != 0;
-      const bool first = key.first == out->begin && key.second == 0;
-      const char first_of = first ? which_begins(pair, places_a, places_b, *out) : '\0';
-      pair.steps.push_back({key.first, key.second, index_a, in_b->second, complete, first_of});
+      const bool early = key.first <= out->begin + 1 && key.second == 0;
+      const char early_of = early ? which_begins(pair, places_a, places_b, *out) : '\0';
+      const char first_of = key.first == out->begin ? early_of : '\0';
+      pair.steps.push_back({key.first, key.second, index_a, in_b->second, complete, first_of, early_of});
       if (complete) common_last = std::max(common_last, key.first), any_common = true;
       if (!complete && places_a.complete.count(key) == 0 && places_b.complete.count(key) == 0) {
         out->blockers.push_back(fmt::format("step {} is complete in neither run (rank {})", key.first, pair.rank));

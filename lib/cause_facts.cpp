@@ -210,7 +210,7 @@ void look_at_steps_before(const OriginInput& input, const Origin& origin, CauseF
         counted(static_cast<uint64_t>(origin.step - first), "step") + fmt::format(" from step {} on", first);
 }
 
-void look_at_structure(const OriginInput& input, CauseFacts* facts) {
+void look_at_structure(const OriginInput& input, const Origin& origin, CauseFacts* facts) {
   for (const OneSided& entry : input.scan.one_sided) {
     const Site& site = input.joins.of(entry.pair).site(entry.site);
     if (site.kind != Kind::collective || entry.first_step > facts->first.step || entry.side == OneSided::relabelled)
@@ -222,6 +222,10 @@ void look_at_structure(const OriginInput& input, CauseFacts* facts) {
   // Where the same came out, another layout changed no sum.
   for (const RelaidCalls& calls : input.scan.relaid) {
     facts->messages_differ |= calls.step <= facts->first.step && !(calls.outputs_seen && calls.outputs_same);
+    // Members may call their communicator by other names.
+    const Site& site = input.joins.of(calls.pair).site(calls.site);
+    const bool same_family = site.op == facts->site.op && (calls.pair != origin.pair || site.communicator == facts->site.communicator);
+    facts->inputs_relaid |= facts->collective_output && calls.step == facts->first.step && same_family;
   }
 }
 
@@ -292,7 +296,7 @@ Divergence to_divergence(const OriginInput& input, const Origin& origin, int ran
 CauseFacts gather_facts(const OriginInput& input, const Origin& origin, const Divergence& first) {
   CauseFacts facts = known_facts(input, origin, first);
   look_at_steps_before(input, origin, &facts);
-  look_at_structure(input, &facts);
+  look_at_structure(input, origin, &facts);
   if (facts.site.role == Role::batch) facts.batch_found = find_batch(input, origin, &facts.batch_searched);
   if (origin.step_index == kNoStep) return facts;
 

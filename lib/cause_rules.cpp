@@ -204,7 +204,12 @@ void decide_collective(const CauseFacts& facts, Cause* cause) {
                                                 rank_list(facts.unknown_members)));
     return;
   }
-  cause->evidence.push_back(fmt::format("the recorded inputs agree on every member ({})", rank_list(facts.members)));
+  cause->evidence.push_back(
+      facts.inputs_relaid
+          ? fmt::format("the inputs of every member ({}) hold the same elements together, in messages that are laid out in "
+                        "another way: whether each lies where it did was not compared",
+                        rank_list(facts.members))
+          : fmt::format("the recorded inputs agree on every member ({})", rank_list(facts.members)));
   const bool flipped = facts.pointing && facts.pointing->bit >= 0;
   if (facts.keeps_own_input) {
     decide(cause, "missing_sync");
@@ -216,7 +221,11 @@ void decide_collective(const CauseFacts& facts, Cause* cause) {
     decide(cause, flipped ? "nondeterministic_op" : "missing_sync", classes);
   } else if (facts.alike && is_reduction(facts.site.op) && facts.members.size() > 2) {
     decide(cause, "reduction_order");
+    if (facts.inputs_relaid) cause->class_candidates.push_back("nondeterministic_op");  // before it, unseen
     if (facts.outputs_agree_a) cause->evidence.push_back("the members agree with each other in both runs");
+  } else if (facts.alike && facts.inputs_relaid) {
+    decide(cause, "unknown", {"nondeterministic_op", "overwritten_input", "stream_race"});
+    cause->evidence.push_back("elements may have changed places before it, on any member");
   } else if (facts.alike && is_reduction(facts.site.op)) {
     decide(cause, "nondeterministic_op", {"precision_or_formula", "algorithm_choice", "stream_race"});
     cause->evidence.push_back(

@@ -55,6 +55,7 @@ void add_blockers(const Findings& findings, const Coverage& coverage, std::vecto
   if (!(findings.options.first_step && *findings.options.first_step >= alignment.begin)) {
     blockers->insert(blockers->end(), findings.loads.unmatched.begin(), findings.loads.unmatched.end());
   }
+  blockers->insert(blockers->end(), findings.set_up.unsure.begin(), findings.set_up.unsure.end());
   blockers->insert(blockers->end(), findings.relaid.not_shown.begin(), findings.relaid.not_shown.end());
   if (findings.resharding.not_comparable > 0) {
     blockers->push_back(fmt::format("{} sharded in another way could not be put together ({})",
@@ -72,14 +73,6 @@ void add_blockers(const Findings& findings, const Coverage& coverage, std::vecto
   blockers->insert(blockers->end(), unseen.begin(), unseen.end());
 }
 
-uint64_t set_up_of(const Findings& findings) {
-  uint64_t records = 0;
-  for (const auto& steps : findings.input.scan.steps) {
-    for (const StepCounts& counts : steps) records += counts.set_up;
-  }
-  return records;
-}
-
 void add_common_notes(const Findings& findings, Verdict* verdict) {
   const auto append = [&](const std::vector<std::string>& texts) {
     verdict->notes.insert(verdict->notes.end(), texts.begin(), texts.end());
@@ -93,12 +86,7 @@ void add_common_notes(const Findings& findings, Verdict* verdict) {
                     "the end of step {}",
                     b_later ? 'B' : 'A', alignment.begin, b_later ? 'A' : 'B', alignment.begin - 1));
   }
-  if (const uint64_t set_up = set_up_of(findings); set_up > 0) {
-    verdict->notes.push_back(
-        fmt::format("{} of collectives that one run alone called ahead of step {} were compared with nothing: only one "
-                    "of them set itself up there, or came from the step before",
-                    counted(set_up, "record"), alignment.begin));
-  }
+  append(findings.set_up.sentences);
   append(findings.structure.sentences);
   append(findings.relaid.sentences);
   append(findings.structure.evaluation);
@@ -155,7 +143,7 @@ void say_identical(const Findings& findings, Verdict* verdict) {
   const uint64_t launches = verdict->coverage.launches_compared;
   verdict->until = until_failure(input.run_a, input.run_b);
   const bool compares_all =
-      !input.alignment.levels_differ && set_up_of(findings) == 0 && findings.relaid.limit.empty();
+      !input.alignment.levels_differ && findings.set_up.sentences.empty() && findings.relaid.limit.empty();
   verdict->reason =
       fmt::format("{} agrees ({}{}){}{}",
                   compares_all ? "every record of both runs" : "every record that both runs have",
@@ -191,8 +179,9 @@ Verdict diff(const Run& a, const Run& b, const DiffOptions& options) {
   const Origins origins = find_origins(input);
   const LaunchScan launches = scan_launches(input, origins, options.launches);
   const StructureNotes structure = structure_notes(scan, alignment, &joins);
+  const SetUpNotes set_up = set_up_notes(scan, alignment, &joins);
   const RelaidNotes relaid = relaid_notes(scan, alignment, &joins);
-  const Findings findings{input, options, origins, structure, relaid, loads, resharding, launches};
+  const Findings findings{input, options, origins, structure, set_up, relaid, loads, resharding, launches};
 
   Verdict verdict;
   verdict.cause.cls.clear();

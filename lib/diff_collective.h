@@ -98,5 +98,6 @@ class CollectiveView {
 // What must hold of a collective's outputs, by its name: "all_reduce", "ncclAllReduce", "reduce_scatter_tensor", ...
 bool is_reduction(const std::string& op);
 bool leaves_replicas(const std::string& op);  // every member holds the same afterwards
+inline bool is_all_reduce(const std::string& op) { return is_reduction(op) && leaves_replicas(op); }
 
 }  // namespace forkpoint

@@ -62,6 +62,8 @@ struct MatchScratch {
 struct StepBuffers {
   StepColumns a, b;
   MatchScratch scratch;
+  uint64_t unsure_ahead = 0;  // see lib/diff_set_up.h
+  uint32_t unsure_site = 0;
 };
 
 // After the streams part at position `from` of rows_a/rows_b (or of the rows themselves where those are empty): fills

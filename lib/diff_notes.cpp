@@ -186,6 +186,44 @@ StructureNotes structure_notes(const Scan& scan, const Alignment& alignment, Joi
   return out;
 }
 
+SetUpNotes set_up_notes(const Scan& scan, const Alignment& alignment, Joins* joins) {
+  SetUpRecords all;
+  std::map<std::string, std::pair<uint64_t, std::vector<int>>> unsure;  // by one of its calls
+  for (size_t p = 0; p < scan.steps.size(); ++p) {
+    for (const StepCounts& counts : scan.steps[p]) {
+      all.ahead += counts.set_up.ahead;
+      all.used_map += counts.set_up.used_map;
+      if (counts.set_up.unsure == 0) continue;
+      const Site& site = joins->of(p).site(counts.set_up.unsure_site);
+      auto& [records, ranks] = unsure[fmt::format("{}: {}", site.op, site.tensor)];
+      records += counts.set_up.unsure;
+      ranks.push_back(alignment.ranks[p].rank);
+    }
+  }
+  SetUpNotes out;
+  if (all.ahead > 0) {
+    out.sentences.push_back(
+        fmt::format("{} of collectives that one run alone called ahead of step {} were compared with nothing: only one "
+                    "of them set itself up there, or came from the step before",
+                    counted(all.ahead, "record"), alignment.begin));
+  }
+  if (all.used_map > 0) {
+    out.sentences.push_back(
+        fmt::format("{} of all-reduces of int32, 0 or 1 on each rank, that one run alone called in step {}, in which it "
+                    "begins, were compared with nothing: so does DistributedDataParallel with a static graph tell the "
+                    "ranks which parameters are used",
+                    counted(all.used_map, "record"), alignment.begin));
+  }
+  for (const auto& [name, found] : unsure) {
+    out.unsure.push_back(
+        fmt::format("{} of collectives called ahead of step {}, in which one run begins, hold other values in each run "
+                    "(first {}, {}): they may be other calls, such as those that set a job up, or the same ones with "
+                    "another result",
+                    counted(found.first, "record"), alignment.begin, name, rank_list(found.second)));
+  }
+  return out;
+}
+
 RelaidNotes relaid_notes(const Scan& scan, const Alignment& alignment, Joins* joins) {
   constexpr size_t kMost = 8;
   struct Entry {

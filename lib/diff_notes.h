@@ -22,6 +22,13 @@ struct StructureNotes {
 };
 StructureNotes structure_notes(const Scan& scan, const Alignment& alignment, Joins* joins);
 
+// Collectives by which a run set itself up where the other goes on (lib/diff_set_up.h).
+struct SetUpNotes {
+  std::vector<std::string> sentences;  // what was compared with nothing
+  std::vector<std::string> unsure;     // and may be other calls, or the same ones with other values
+};
+SetUpNotes set_up_notes(const Scan& scan, const Alignment& alignment, Joins* joins);
+
 // Collectives that the runs lay out differently and that carry the same elements, as far as sums of them show.
 struct RelaidNotes {
   std::vector<std::string> sentences;

@@ -4,19 +4,12 @@
 #include <map>
 #include <optional>
 
+#include "lib/anomaly_rule.h"
 #include "lib/communicators.h"
 #include "lib/diff_collective.h"
 
 namespace forkpoint {
 namespace {
-
-bool is_float(DType dtype) {
-  switch (dtype) {
-    case DType::f16: case DType::bf16: case DType::f32: case DType::f64: case DType::f8e4m3: case DType::f8e5m2:
-    case DType::c64: case DType::c128: return true;
-    default: return false;
-  }
-}
 
 // What the plain sum of words, which is one modulo 2^32 - 1, says whatever elements share a word.
 uint32_t free_of_pairing(uint64_t word_sum, DType dtype) {
@@ -24,7 +17,6 @@ uint32_t free_of_pairing(uint64_t word_sum, DType dtype) {
   return static_cast<uint32_t>(word_sum % (size == 1 ? 0xFFu : size == 2 ? 0xFFFFu : 0xFFFFFFFFu));
 }
 
-bool is_all_reduce(const Site& site) { return is_reduction(site.op) && leaves_replicas(site.op); }
 bool is_message(const Site& site) {
   return site.kind == Kind::collective && (site.role == Role::input || site.role == Role::output);
 }
@@ -157,11 +149,11 @@ Relaid find_relaid(const StreamJoin& join, const StepColumns& a, const StepColum
   for (const Unequal& pair : *unequal) {
     const Site& site = join.site(site_of(pair));
     const RelaidFamily family = family_of(pair);
-    if (!may_be_relaid(pair, site) || !is_all_reduce(site) || (std::get<2>(family) & kRecordEval) != 0) continue;
+    if (!may_be_relaid(pair, site) || !is_all_reduce(site.op) || (std::get<2>(family) & kRecordEval) != 0) continue;
     families.try_emplace(family, join, a, b).first->second.add(pair);
   }
   if (families.empty()) return out;
-  std::erase_if(families, [&](const auto& entry) { return step.first_of == 0 && !entry.second.sizes_differ(); });
+  std::erase_if(families, [&](const auto& entry) { return step.early_of == 0 && !entry.second.sizes_differ(); });
   for (auto& [family, view] : families) view.resolve(family, &out);
 
   std::optional<Settings> settings;

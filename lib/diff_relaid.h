@@ -61,8 +61,8 @@ struct Relaid {
 };
 
 // Takes out of `unequal` what is explained by another layout; what is left keeps its order. Where the two runs cut
-// messages of the same sizes, they are only taken to be laid out anew in a step in which one run begins and the other
-// goes on.
+// messages of the same sizes, they are only taken to be laid out anew in the first two steps of a run that begins where
+// the other goes on (of a static graph, the reducer takes the order of its gradients in the second).
 Relaid find_relaid(const StreamJoin& join, const StepColumns& a, const StepColumns& b, const StepPair& step,
                    std::vector<Unequal>* unequal);
 

@@ -8,6 +8,7 @@
 
 #include "lib/align.h"
 #include "lib/diff_relaid.h"
+#include "lib/diff_set_up.h"
 
 namespace forkpoint {
 
@@ -32,7 +33,7 @@ struct StepCounts {
   uint64_t differing = 0;        // of training
   uint64_t differing_eval = 0;
   uint64_t resharded = 0;        // to be put together first; not in `matched`
-  uint64_t set_up = 0;           // of one run, and compared with nothing (lib/diff_set_up.h)
+  SetUpRecords set_up;           // of one run, and compared with nothing
   bool unread = false;           // a frame of it is damaged
 };
 

@@ -1,7 +1,13 @@
 #include "lib/diff_set_up.h"
 
 #include <algorithm>
-#include <unordered_map>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "lib/anomaly_rule.h"
+#include "lib/diff_collective.h"
 
 namespace forkpoint {
 namespace {
@@ -10,39 +16,130 @@ bool is_ahead(const StepColumns& columns, size_t row) {
   return (columns.flags[row] & kRecordAhead) != 0 && (columns.flags[row] & kRecordEval) == 0;
 }
 
-// By joint site and micro-step.
-using Counts = std::unordered_map<uint64_t, uint32_t>;
+// In the numbering of `join`, of one side.
+struct Side {
+  const StreamJoin* join;
+  const HashStreamReader* stream;
+  StepColumns* columns;
+  bool in_b;
+  uint32_t site(size_t row) const { return in_b ? join->site_of_b(columns->site[row]) : columns->site[row]; }
+};
 
-template <typename SiteOf>
-uint64_t place(const StepColumns& columns, size_t row, const SiteOf& site_of) {
-  return static_cast<uint64_t>(site_of(columns.site[row])) << 32 | static_cast<uint32_t>(columns.micro_step[row]);
+using SitePlace = std::pair<uint32_t, int32_t>;  // joint site, micro-step
+using RowsAhead = std::map<SitePlace, std::vector<uint32_t>>;  // by call
+
+RowsAhead rows_ahead(const Side& side) {
+  RowsAhead rows;
+  const StepColumns& columns = *side.columns;
+  for (uint32_t row = 0; row < columns.size(); ++row) {
+    if (is_ahead(columns, row)) rows[{side.site(row), columns.micro_step[row]}].push_back(row);
+  }
+  for (auto& [place, list] : rows) {
+    std::ranges::stable_sort(list, {}, [&](uint32_t row) { return columns.call[row]; });
+  }
+  return rows;
 }
 
-template <typename SiteOf>
-Counts count_ahead(const StepColumns& columns, const SiteOf& site_of) {
-  Counts counts;
+// How many of the last calls of a site are the same, bit by bit.
+size_t same_last(const Side& a, const std::vector<uint32_t>& rows_a, const Side& b, const std::vector<uint32_t>& rows_b) {
+  const size_t most = std::min(rows_a.size(), rows_b.size());
+  size_t same = 0;
+  for (; same < most; ++same) {
+    const uint32_t i = rows_a[rows_a.size() - 1 - same], j = rows_b[rows_b.size() - 1 - same];
+    if (!a.join->same_layout(a.columns->layout[i], b.columns->layout[j])) break;
+    if (!(a.columns->digest[i] == b.columns->digest[j])) break;
+  }
+  return same;
+}
+
+// Takes the first calls of each site out; what is behind them is counted from there.
+bool set_aside(const Side& side, const std::map<SitePlace, uint32_t>& first_calls) {
+  StepColumns& columns = *side.columns;
   for (size_t row = 0; row < columns.size(); ++row) {
-    if (is_ahead(columns, row)) ++counts[place(columns, row, site_of)];
+    const auto found = first_calls.find({side.site(row), columns.micro_step[row]});
+    if (found == first_calls.end() || (columns.flags[row] & kClassFlags) != 0) continue;
+    if (columns.call[row] >= found->second) columns.call[row] -= found->second;
+    else columns.flags[row] |= kRecordSetUp;
   }
-  return counts;
+  return !first_calls.empty();
 }
 
-template <typename SiteOf>
-bool set_aside(const Counts& other, const SiteOf& site_of, StepColumns* columns) {
-  Counts surplus = count_ahead(*columns, site_of);
-  for (auto& [key, count] : surplus) {
-    const auto found = other.find(key);
-    count -= found == other.end() ? 0 : std::min(count, found->second);
+void set_aside_ahead(const Side& a, const Side& b, StepBuffers* buffers) {
+  const RowsAhead ahead_a = rows_ahead(a), ahead_b = rows_ahead(b);
+  std::map<SitePlace, uint32_t> first_a, first_b;
+  for (const auto& [place, rows] : ahead_a) {
+    const auto in_b = ahead_b.find(place);
+    const size_t same = in_b == ahead_b.end() ? 0 : same_last(a, rows, b, in_b->second);
+    if (rows.size() > same) first_a[place] = static_cast<uint32_t>(rows.size() - same);
+    if (in_b == ahead_b.end() || in_b->second.size() == same) continue;
+    first_b[place] = static_cast<uint32_t>(in_b->second.size() - same);
+    if (rows.size() == same) continue;
+    if (buffers->unsure_ahead == 0) buffers->unsure_site = place.first;
+    buffers->unsure_ahead += std::min(rows.size(), in_b->second.size()) - same;
   }
-  bool any = false;
-  for (size_t row = 0; row < columns->size(); ++row) {
-    const auto found = surplus.find(place(*columns, row, site_of));
-    if (found == surplus.end() || found->second == 0 || (columns->flags[row] & kClassFlags) != 0) continue;
-    any = true;
-    if (columns->call[row] >= found->second) columns->call[row] -= found->second;
-    else columns->flags[row] |= kRecordSetUp;
+  for (const auto& [place, rows] : ahead_b) {
+    if (!ahead_a.contains(place)) first_b[place] = static_cast<uint32_t>(rows.size());
   }
-  return any;
+  const bool any_a = set_aside(a, first_a), any_b = set_aside(b, first_b);
+  buffers->scratch.set_up = any_a || any_b;
+}
+
+// All-reduces of the step itself, by op and micro-step.
+struct AllReduces {
+  std::map<uint32_t, bool> whole_numbers;  // call of int32 -> nothing but 0 and 1 went in
+  uint32_t last_float = 0;
+};
+using AllReduceFamily = std::pair<uint64_t, int32_t>;
+using AllReduceMap = std::map<AllReduceFamily, AllReduces>;
+
+AllReduceFamily family_of(const Side& side, size_t row) {
+  return {side.join->op(side.site(row)), side.columns->micro_step[row]};
+}
+
+// Not yet out of it, and of the step's own training.
+bool counts(const StepColumns& columns, size_t row) {
+  return (columns.flags[row] & (kClassFlags | kRecordAhead | kRecordSetUp)) == 0;
+}
+
+AllReduceMap all_reduces(const Side& side) {
+  AllReduceMap found;
+  for (size_t row = 0; row < side.columns->size(); ++row) {
+    const Site& site = side.join->site(side.site(row));
+    const bool message = site.kind == Kind::collective && (site.role == Role::input || site.role == Role::output);
+    if (!message || !counts(*side.columns, row) || !is_all_reduce(site.op)) continue;
+    const DType dtype = side.stream->layouts()[side.columns->layout[row]].dtype;
+    AllReduces& all = found[family_of(side, row)];
+    const uint32_t call = side.columns->call[row];
+    if (is_float(dtype)) all.last_float = std::max(all.last_float, call);
+    if (dtype != DType::i32) continue;
+    bool& binary = all.whole_numbers.try_emplace(call, true).first->second;
+    if (site.role == Role::input && side.columns->absmax[row] > 1) binary = false;
+  }
+  return found;
+}
+
+// Takes the maps of used parameters out of `side`, a run that begins in this step, where `other` goes on.
+bool set_aside_used_maps(const Side& side, const Side& other) {
+  const AllReduceMap ours = all_reduces(side), theirs = all_reduces(other);
+  std::map<AllReduceFamily, std::set<uint32_t>> maps;
+  for (const auto& [family, all] : ours) {
+    const auto found = theirs.find(family);
+    if (found == theirs.end() || !found->second.whole_numbers.empty()) continue;
+    for (const auto& [call, binary] : all.whole_numbers) {
+      if (binary && call < all.last_float) maps[family].insert(call);
+    }
+  }
+  if (maps.empty()) return false;
+  for (size_t row = 0; row < side.columns->size(); ++row) {
+    if (!counts(*side.columns, row)) continue;
+    const auto found = maps.find(family_of(side, row));
+    if (found == maps.end()) continue;
+    uint32_t& call = side.columns->call[row];
+    const auto behind = found->second.lower_bound(call);
+    if (behind != found->second.end() && *behind == call) side.columns->flags[row] |= kRecordSetUp;
+    else call -= static_cast<uint32_t>(std::distance(found->second.begin(), behind));
+  }
+  return true;
 }
 
 }  // namespace
@@ -53,19 +150,23 @@ void read_pair(const StreamJoin& join, const RankPair& ranks, const StepPair& st
   if (which) *which = 'B';
   ranks.b->read_step(step.b, &buffers->b);
   buffers->scratch.set_up = false;
+  buffers->unsure_ahead = 0;
   if (step.first_of == 0) return;
-  const auto site_of_a = [](uint32_t site) { return site; };
-  const auto site_of_b = [&](uint32_t site) { return join.site_of_b(site); };
-  const Counts ahead_a = count_ahead(buffers->a, site_of_a), ahead_b = count_ahead(buffers->b, site_of_b);
-  const bool any_a = set_aside(ahead_b, site_of_a, &buffers->a), any_b = set_aside(ahead_a, site_of_b, &buffers->b);
-  buffers->scratch.set_up = any_a || any_b;
+  const Side a{&join, ranks.a, &buffers->a, false}, b{&join, ranks.b, &buffers->b, true};
+  set_aside_ahead(a, b, buffers);
+  if (step.first_of == 'A' ? set_aside_used_maps(a, b) : set_aside_used_maps(b, a)) buffers->scratch.set_up = true;
 }
 
-uint64_t set_up_records(const StepBuffers& buffers) {
-  if (!buffers.scratch.set_up) return 0;
-  const auto has_flag = [](uint8_t flags) { return (flags & kRecordSetUp) != 0; };
-  return static_cast<uint64_t>(std::ranges::count_if(buffers.a.flags, has_flag) +
-                               std::ranges::count_if(buffers.b.flags, has_flag));
+SetUpRecords set_up_records(const StepBuffers& buffers) {
+  SetUpRecords out;
+  if (!buffers.scratch.set_up) return out;
+  out.unsure = buffers.unsure_ahead, out.unsure_site = buffers.unsure_site;
+  for (const StepColumns* columns : {&buffers.a, &buffers.b}) {
+    for (const uint8_t flags : columns->flags) {
+      if ((flags & kRecordSetUp) != 0) ++((flags & kRecordAhead) != 0 ? out.ahead : out.used_map);
+    }
+  }
+  return out;
 }
 
 }  // namespace forkpoint

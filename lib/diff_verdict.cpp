@@ -124,7 +124,10 @@ std::string reason_for(const CauseFacts& facts, const Verdict& verdict) {
     return fmt::format("the runs do not record the same: first {}; every record that both have agrees", at_text(*verdict.first));
   const std::string later = later_text(verdict);
   std::string how = "differs first";
-  if (facts.collective_output && facts.collective_judged) how = "every member's input agrees and the output differs";
+  if (facts.collective_output && facts.collective_judged) {
+    how = facts.inputs_relaid ? "every member's inputs hold the same elements together and the output differs"
+                              : "every member's input agrees and the output differs";
+  }
   else if (facts.site.role == Role::input && !facts.layout_differs)
     how = "this input differs, though nothing recorded before it does";
   else if (!facts.inputs_agree.empty() && facts.inputs_differ.empty() && facts.site.role != Role::input)
@@ -353,6 +356,8 @@ void write_divergence(const Findings& findings, Verdict* verdict) {
     verdict->reason += "; records were lost before it, so the first divergence may lie in a gap";
     verdict->cause.evidence.push_back(fmt::format("the first divergence may lie in a gap: {}", gaps[0]));
   }
+  for (const std::string& text : findings.set_up.unsure)
+    verdict->cause.evidence.push_back("the first divergence may lie before it: " + text);
   add_notes(findings, verdict);
 }
 

@@ -16,6 +16,7 @@ struct Findings {
   const DiffOptions& options;
   const Origins& origins;
   const StructureNotes& structure;
+  const SetUpNotes& set_up;
   const RelaidNotes& relaid;
   const Loads& loads;
   const Resharding& resharding;

@@ -655,9 +655,10 @@ namespace {
 struct Sending {
   int64_t first = 0;
   int set_up = 3;
-  uint64_t batch = 0, message = 0;  // of step 3: other values
+  uint64_t batch = 0, message = 0, used = 0;  // of step 3: other values; used: of what the forward is handed
   uint64_t past = 0;                // a shift of the set-up's values
   bool metric = false;              // is sent around behind step 2
+  const char* metric_op = "all_reduce";
   bool loads = true;
 };
 
@@ -675,9 +676,9 @@ RunBuilder sending_run(const Sending& options) {
     const auto seed = static_cast<uint64_t>(step);
     rank.step(step).flags(kRecordAhead);
     for (int i = 0; step == options.first && i < options.set_up; ++i) send(500 + static_cast<uint64_t>(i) + options.past);
-    if (options.metric && step == 3) send(450, "all_reduce");
+    if (options.metric && step == 3) send(450, options.metric_op);
     send(600 + seed + (step == 3 ? options.batch : 0));
-    rank.flags(0).forward("fc").input("input", value(600 + seed)).output("output", value(800 + seed));
+    rank.flags(0).forward("fc").input("input", value(600 + seed + (step == 3 ? options.used : 0))).output("output", value(800 + seed));
     send(700 + seed + (step == 3 ? options.message : 0));
     weight(step + 1);
   }
@@ -724,16 +725,29 @@ TEST_CASE("a replay that begins where another run was attached has set itself up
   CHECK(holds(v.notes, "9 records of collectives that one run alone called ahead of step 3"));
 }
 
-TEST_CASE("the batch that a resumed job sends around before its first forward, and what it sends in it, is compared") {
+TEST_CASE("calls ahead of a resumed run's first step that hold other values may be others: they are not said to be equal, nor to differ") {
   for (const bool swap : {false, true}) {
-    const Sending straight, resumed{.first = 3, .batch = 1000};
-    const Verdict batch = swap ? diff_sending(resumed, straight) : diff_sending(straight, resumed);
+    const auto diff = [&](const Sending& straight, const Sending& resumed) {
+      return swap ? diff_sending(resumed, straight) : diff_sending(straight, resumed);
+    };
+    const Verdict batch = diff({}, {.first = 3, .batch = 1000});  // another batch, or a call of the set-up
     INFO(dump(batch));
-    CHECK(batch.outcome == Outcome::diverged);
-    CHECK(first_of(batch).step == 3);
-    CHECK(first_of(batch).tensor == "input");
-    CHECK(first_of(batch).op == "broadcast");
-    CHECK_FALSE(holds(batch.notes, "only: collective"));
+    CHECK(batch.outcome == Outcome::incomparable);
+    CHECK(batch.reason.find("hold other values in each run (first broadcast: input, rank 0): they may be other calls") != std::string::npos);
+    CHECK_FALSE(batch.first);
+    // A metric that is sent as the set-up is, by as many calls or others.
+    for (const int set_up : {1, 3}) {
+      const Verdict metric = diff({.metric = true, .metric_op = "broadcast"}, {.first = 3, .set_up = set_up});
+      INFO(dump(metric));
+      CHECK(metric.outcome == Outcome::incomparable);
+      CHECK_FALSE(metric.first);
+    }
+    // What comes of another batch decides.
+    const Verdict used = diff({}, {.first = 3, .batch = 1000, .used = 1000});
+    INFO(dump(used));
+    CHECK(used.outcome == Outcome::diverged);
+    CHECK(is_at(first_of(used), 3, 0, Phase::forward, "fc", "input"));
+    CHECK(holds(used.cause.evidence, "the first divergence may lie before it: 2 records of collectives called ahead of step 3"));
   }
   const Verdict message = diff_sending({.message = 1000}, {.first = 3});
   INFO(dump(message));

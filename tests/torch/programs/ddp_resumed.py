@@ -1,5 +1,5 @@
 """DistributedDataParallel in several buckets, which its reducer lays out anew after a process's first step, in the order in which
-gradients came: ddp_resumed.py [--out DIR --every K] [--from FILE] [--steps N] [--dtype NAME] [--fault STEP].
+gradients came: ddp_resumed.py [--out DIR --every K] [--from FILE] [--steps N] [--dtype NAME] [--static] [--fault STEP].
 
 Layers are used in another order than they are registered in. A fault: rank 1 alters one element between its bucket and the
 all-reduce.
@@ -18,6 +18,7 @@ parser.add_argument("--every", type=int, default=0)
 parser.add_argument("--from", dest="start")
 parser.add_argument("--steps", type=int, default=8)
 parser.add_argument("--dtype", default="float32")
+parser.add_argument("--static", action="store_true")
 parser.add_argument("--fault", type=int, default=-1)
 options = parser.parse_args()
 
@@ -48,7 +49,7 @@ torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=os.environ["MEETING"], rank=rank, world_size=world)
 torch.manual_seed(3)
 dtype = getattr(torch, options.dtype)
-model = nn.parallel.DistributedDataParallel(Crossed().to(dtype), bucket_cap_mb=0.001)
+model = nn.parallel.DistributedDataParallel(Crossed().to(dtype), bucket_cap_mb=0.001, static_graph=options.static)
 if options.fault >= 0:
     model.register_comm_hook(None, altering)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
