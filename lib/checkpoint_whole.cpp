@@ -349,6 +349,19 @@ std::string why_not_lightning(const Checkpoint& checkpoint, const std::vector<Li
   return "it is a folder without .metadata";
 }
 
+std::string why_not_minigpt(const Checkpoint& checkpoint, const std::vector<ListedFile>& files) {
+  if (!has(files, "COMPLETE")) return "COMPLETE is missing, which is written last";
+  const Json complete = Json::parse(small_text(checkpoint.path + "/COMPLETE"), nullptr, false);
+  const auto ranks = complete.is_object() ? complete.find("ranks") : complete.end();
+  if (ranks == complete.end() || !ranks->is_number_unsigned()) return "COMPLETE does not say how many ranks there are: it is cut or damaged";
+  std::vector<std::string> names = {"model.safetensors", "optimizer.safetensors"};
+  for (uint64_t rank = 0; rank < std::min<uint64_t>(*ranks, files.size()); ++rank) names.push_back(fmt::format("rank-{:04}.json", rank));
+  for (const std::string& name : names) {
+    if (!has(files, name)) return fmt::format("{} is missing", name);
+  }
+  return "";
+}
+
 }  // namespace
 
 std::string why_content_not_whole(const std::string& path, const std::vector<ListedFile>& files) {
@@ -364,7 +377,7 @@ std::string why_not_whole(const Checkpoint& checkpoint, const std::vector<Listed
   if (checkpoint.kind == "hf-trainer") return why_not_trainer(checkpoint, files);
   if (checkpoint.kind == "dcp") return why_not_dcp(files);
   if (checkpoint.kind == "lightning") return why_not_lightning(checkpoint, files);
-  if (checkpoint.kind == "minigpt") return has(files, "COMPLETE") ? "" : "COMPLETE is missing, which is written last";
+  if (checkpoint.kind == "minigpt") return why_not_minigpt(checkpoint, files);
   const bool dcp = std::any_of(files.begin(), files.end(), [](const auto& f) { return f.name.ends_with(".distcp"); });
   return dcp ? why_not_dcp(files) : "";
 }

@@ -54,6 +54,13 @@ void put_trainer(const std::string& path) {
 
 std::string weights() { return made_safetensors({{"w", {2, 3}, {1, 2, 3, 4, 5, 6}}}); }
 
+// What minigpt saves, of so many ranks.
+void put_minigpt(const std::string& path, int ranks = 1) {
+  for (const char* name : {"model", "optimizer"}) put_file(path + "/" + name + ".safetensors", weights());
+  for (int rank = 0; rank < ranks; ++rank) put_file(path + "/rank-000" + std::to_string(rank) + ".json", "{}");
+  put_file(path + "/COMPLETE", "{\"layers\": 2, \"ranks\": " + std::to_string(ranks) + "}");
+}
+
 }  // namespace
 
 TEST_CASE("Megatron's tracker file decides which iterations are whole") {
@@ -283,7 +290,7 @@ TEST_CASE("DCP: .metadata, and every file that it names; step-100 and step-00010
   put_file(folder / "step-000200/model.safetensors", weights());
   put_file(folder / "step-000200/optimizer.safetensors", weights());
   check_not_whole(find_checkpoints(folder.path()), 200, "COMPLETE is missing");
-  put_file(folder / "step-000200/COMPLETE", "{}");
+  put_minigpt(folder / "step-000200");
   check_whole(find_checkpoints(folder.path()), 200, "minigpt");
   check_whole(find_checkpoints(folder.path()), 100, "dcp");
   std::filesystem::remove(folder / "step-100/__1_0.distcp");
@@ -361,8 +368,7 @@ TEST_CASE("Lightning's names, with an epoch, a metric or a version after the ste
 TEST_CASE("a file that is cut, empty, full of zeros or called a part makes its checkpoint not whole") {
   const TemporaryFolder folder;
   const std::string path = folder / "step-000100";
-  put_file(path + "/COMPLETE", "{}");
-  put_file(path + "/model.safetensors", weights());
+  put_minigpt(path);
   check_whole(find_checkpoints(folder.path()), 100, "minigpt");
   put_file(path + "/model.safetensors", weights().substr(0, weights().size() - 1));
   check_not_whole(find_checkpoints(folder.path()), 100, "model.safetensors: not a whole safetensors file");
@@ -378,6 +384,22 @@ TEST_CASE("a file that is cut, empty, full of zeros or called a part makes its c
   check_whole(find_checkpoints(folder.path()), 100, "minigpt");
   put_file(path + "/rank-0001.json.tmp", "{");
   check_not_whole(find_checkpoints(folder.path()), 100, "rank-0001.json.tmp is a file that was not finished");
+}
+
+TEST_CASE("minigpt: a file of every rank, as many as COMPLETE says") {
+  const TemporaryFolder folder;
+  const std::string path = folder / "step-000100";
+  for (const std::string missing : {"rank-0000.json", "rank-0003.json", "model.safetensors", "optimizer.safetensors"}) {
+    put_minigpt(path, 4);
+    check_whole(find_checkpoints(folder.path()), 100, "minigpt");
+    std::filesystem::remove(path + "/" + missing);
+    check_not_whole(find_checkpoints(folder.path()), 100, missing + " is missing");
+  }
+  put_minigpt(path, 4);
+  for (const char* text : {"{", "{}", "4", R"({"ranks": -1})", R"({"ranks": "4"})"}) {
+    put_file(path + "/COMPLETE", text);
+    check_not_whole(find_checkpoints(folder.path()), 100, "COMPLETE does not say how many ranks there are");
+  }
 }
 
 TEST_CASE("a file that grows while we look is still being written") {
@@ -408,8 +430,7 @@ TEST_CASE("a pattern takes whole numbers, zeros in front or not, and `*` stands 
 
 TEST_CASE("a checkpoint names itself, a link stands for what it leads to, and a broken one is not whole") {
   const TemporaryFolder folder;
-  put_file(folder / "step-000100/COMPLETE", "{}");
-  put_file(folder / "step-000100/model.safetensors", weights());
+  put_minigpt(folder / "step-000100");
   CHECK(find_checkpoints(folder / "step-000100").size() == 1);
   CHECK(find_checkpoints((folder / "step-000100") + "/").size() == 1);
   std::filesystem::create_directory_symlink(folder / "step-000100", folder / "newest");
