@@ -157,6 +157,8 @@ def facts():
     native.limit("copies of the weights that no module holds, such as an average kept in a list", "")
     if "random" not in _seeded:
         native.limit("the state of Python's generator, which was not seen to be seeded before the first step", "")
+    if "numpy.random" in sys.modules and "numpy.random" not in _seeded:
+        native.limit("the state of NumPy's generator, which was not seen to be seeded before the first step", "")
     native.fact("torch", torch.__version__)
     native.fact("torch.cuda", str(torch.version.cuda))
     native.fact("torch.threads", str(torch.get_num_threads()))

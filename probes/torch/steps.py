@@ -14,7 +14,7 @@ import threading
 import torch
 
 from . import _native as native
-from . import backward, names, rest, state
+from . import backward, imports, names, rest, state
 from .names import BATCH, CANDIDATE, DATA, OPTIMIZER, failed, flatten_call, limit_once, put
 
 listening = True   # hooks have something to do in this process
@@ -389,6 +389,6 @@ def install(existing):
     module.register_optimizer_step_pre_hook(before_optimizer)
     module.register_optimizer_step_post_hook(after_optimizer)
     state.watch_seeds(random)
-    state.watch_seeds(sys.modules.get("numpy.random"))
+    imports.after("numpy.random", state.watch_seeds)  # NumPy 2 imports it when it is first used
     backward.install(on_loss, on_backward)
     atexit.register(at_exit)

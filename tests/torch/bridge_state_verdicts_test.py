@@ -54,4 +54,15 @@ if __name__ == "__main__":
             record(f"{folder}/{name}", "bridge_part.py", *change, level="step")
         found = place(diff(f"{folder}/part", f"{folder}/part.wrong"))
         expect((found[0], found[1], found[4]), ("diverged", 2, "running_mean"))
+
+        # NumPy's generator, which NumPy 2 imports when it is first used.
+        for how in "torch-first", "numpy-first", "from":
+            for seed in 1, 2:
+                record(f"{folder}/numpy.{how}.{seed}", "numpy_seeds.py", seed, how, level="step")
+            verdict = diff(f"{folder}/numpy.{how}.1", f"{folder}/numpy.{how}.2")
+            expect((verdict["verdict"], verdict["first"]["tensor"]), ("diverged", "numpy.rng"))
+            expect(verdict["cause"]["class"], "rng_state")
+        verdict = against_its_copy(folder, "numpy.unseeded", "numpy_seeds.py", 0, "unseeded", level="step")
+        expect(verdict["verdict"], "identical")
+        assert any("NumPy's generator, which was not seen to be seeded" in text for text in verdict["coverage"]["limits"]), verdict
     print("what rests and what optimizers keep is looked at, or said not to be")
