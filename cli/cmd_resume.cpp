@@ -3,8 +3,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "cli/job_command.h"
 #include "cli/knob_options.h"
@@ -91,6 +93,29 @@ bool is_saved(const std::string& directory, const ResumeRequest& request) {
   }
 }
 
+// Step K is over on all ranks: until its checkpoint is whole. The job is held a while and then goes on, as a save in the
+// background may be ended by a later step.
+class SaveWait {
+ public:
+  SaveWait(const std::string& directory, const ResumeRequest& request) : directory_(directory), request_(request) {}
+  bool is_over() {
+    if (is_saved(directory_, request_)) return true;
+    const auto now = std::chrono::steady_clock::now();
+    if (!begun_) begun_ = now;
+    if (!said_ && now - *begun_ > std::chrono::seconds(3)) {
+      said_ = true;
+      print_note(fmt::format("{} steps are done; waiting for a whole checkpoint of them in {}", request_.checkpoint_at, directory_));
+    }
+    return false;
+  }
+
+ private:
+  const std::string& directory_;
+  const ResumeRequest& request_;
+  std::optional<std::chrono::steady_clock::time_point> begun_;
+  bool said_ = false;
+};
+
 [[noreturn]] void leave_interrupted(const ResumeRequest& request, const JobResult& result) {
   print_note(fmt::format("interrupted; {} holds what was recorded until then", request.folder));
   exit_interrupted(result);
@@ -116,7 +141,7 @@ JobResult run_from_start(const ResumeRequest& request, const char* name, const s
   job.begins_with = 0;
   job.patience = request.patience;
   job.show_output = request.show_output;
-  if (stops) job.may_stop = [&] { return is_saved(checkpoints, request); };
+  if (stops) job.may_stop = [wait = SaveWait(checkpoints, request)]() mutable { return wait.is_over(); };
   print_note(fmt::format("{}: {} steps: {}", name, steps, shell_words(job.recording.command)));
   const JobResult result = run_job(job);
   report_job(job, result);
@@ -161,15 +186,19 @@ Verdict compare(const ResumeRequest& request, const char* with, int64_t first_st
   return diff(a, b, options);
 }
 
-// A training that does not repeat itself says nothing about a resume.
-bool repeats_itself(const ResumeRequest& request) {
-  const Verdict before = compare(request, "stopped", 0, request.checkpoint_at - 1);
-  if (before.outcome == Outcome::identical) return true;
-  print_warning(fmt::format(
-      "the command does not repeat itself even before the stop: {} (forkpoint diff {} {}). What follows need not be "
-      "the resume's doing.",
-      headline(before), request.run("straight"), request.run("stopped")));
-  return false;
+// A training that does not repeat itself says nothing about a resume: what differs behind it has no cause that could be told.
+void take_back(const ResumeRequest& request, const Verdict& before, Verdict* verdict) {
+  verdict->outcome = Outcome::incomparable;
+  const bool differs = before.outcome == Outcome::diverged;
+  verdict->reason = differs ? fmt::format("the command does not repeat itself before the stop: {}", headline(before))
+                            : fmt::format("whether the command repeats itself before the stop cannot be told: {}", before.reason);
+  verdict->first.reset();
+  verdict->also_first.clear();
+  verdict->ranks_diverged.clear();
+  verdict->cause = {};
+  verdict->cause.cls.clear();
+  verdict->cause.next = shell_words({"forkpoint", "diff", request.run("straight"), request.run("stopped")});
+  verdict->propagated = 0;
 }
 
 std::vector<std::string> states_of(const Verdict& verdict, const ResumeRequest& request, bool repeats) {
@@ -210,16 +239,17 @@ int resume(const Arguments& arguments) {
                          cost_of(straight.steps_run + stopped.steps_run + job.steps_run,
                                  straight.seconds + stopped.seconds + job.seconds)));
   Verdict verdict = compare(request, "resumed", request.checkpoint_at, request.steps - 1);
-  const bool comparable = repeats_itself(request);
-  if (verdict.outcome != Outcome::diverged && job.end == JobEnd::short_of) {
+  const Verdict before = compare(request, "stopped", 0, request.checkpoint_at - 1);
+  const bool comparable = before.outcome == Outcome::identical;
+  const auto states = states_of(verdict, request, comparable);
+  if (!comparable) {
+    take_back(request, before, &verdict);
+  } else if (verdict.outcome != Outcome::diverged && job.end == JobEnd::short_of) {
     verdict.outcome = Outcome::incomparable;
     verdict.reason = job.trouble;
-  } else if (!comparable) {
-    verdict.outcome = Outcome::incomparable;
-    verdict.reason = "the command does not repeat itself before the stop";
   }
   if (job.end == JobEnd::short_of) print_warning(job.trouble + ".");
-  print_verdict(verdict, request, states_of(verdict, request, comparable), arguments.has("json"));
+  print_verdict(verdict, request, states, arguments.has("json"));
   flush_answer();
   return comparable ? exit_code(verdict.outcome) : kTrouble;
 }

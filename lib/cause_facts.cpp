@@ -272,6 +272,10 @@ void describe_values(const Site& site, const Layout& layout_a, const Layout& lay
     out->before = fmt::format("words that add up to {:08x}", difference.stats_a.word_sum);
     out->after = fmt::format("words that add up to {:08x}", difference.stats_b.word_sum);
   }
+  if (site.role == Role::scalar && site.kind == Kind::tensor && difference.same == Same::value) {
+    out->before = fmt::format("{:.9g}", difference.stats_a.absmax);
+    out->after = fmt::format("{:.9g}", difference.stats_b.absmax);
+  }
   if (difference.same != Same::layout) return;
   out->kind = Kind::structure;
   out->before = to_string(layout_a);

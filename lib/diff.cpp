@@ -172,7 +172,7 @@ Verdict diff(const Run& a, const Run& b, const DiffOptions& options) {
   Joins joins(alignment.ranks, alignment.level);
   MapBuilder map;
   const Scan scan = scan_runs(alignment, options, &joins, options.want_map ? &map : nullptr);
-  const Loads loads = compare_loads(alignment, &joins);
+  const Loads loads = compare_loads(alignment, scan, &joins);
   const Resharding resharding = assemble_resharded(alignment, scan, &joins, options.threads);
   const OriginInput input{a, b, alignment, scan, joins, loads.differences, resharding.differing, options.threads,
                           loaded_before(alignment, loads)};

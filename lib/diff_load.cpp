@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <set>
@@ -17,6 +18,7 @@ namespace {
 
 using StateKey = std::tuple<Role, std::string, std::string>;  // role, layer, tensor
 
+bool is_buffer(const Site& site) { return site.role == Role::other && site.kind == Kind::tensor; }
 bool is_state(const Site& site) { return site.role == Role::parameter || site.role == Role::optimizer_state; }
 StateKey state_key(const Site& site) { return {site.role, site.layer, site.tensor}; }
 
@@ -35,7 +37,7 @@ std::map<StateKey, uint32_t> states_after_update(const Side& side) {
   std::map<StateKey, uint32_t> last;
   for (uint32_t row = 0; row < side.columns.size(); ++row) {
     const Site& site = side.site(row);
-    if (site.phase == Phase::optimizer && is_state(site) && (side.columns.flags[row] & kRecordEval) == 0)
+    if (site.phase == Phase::optimizer && (is_state(site) || is_buffer(site)) && (side.columns.flags[row] & kRecordEval) == 0)
       last[state_key(site)] = row;
   }
   return last;
@@ -44,8 +46,8 @@ std::map<StateKey, uint32_t> states_after_update(const Side& side) {
 // The later run's load against the other's step before, on one rank.
 class LoadComparison {
  public:
-  LoadComparison(const StreamJoin& join, bool b_later, int rank, Loads* out, std::vector<Difference>* differences)
-      : join_(join), b_later_(b_later), rank_(rank), out_(*out), differences_(*differences) {}
+  LoadComparison(const StreamJoin& join, bool b_later, int rank, size_t pair, Loads* out)
+      : join_(join), b_later_(b_later), rank_(rank), out_(*out), differences_(out->differences[pair]), buffers_(out->buffers[pair]) {}
 
   // initial: the other run's own prologue; without rows where it has none.
   void run(const Side& load, const Side& before, const Side& initial) {
@@ -56,6 +58,7 @@ class LoadComparison {
     size_t parameters = 0, equal_parameters = 0;
     for (uint32_t row = 0; row < load.columns.size(); ++row) {
       const Site& site = load.site(row);
+      if (is_buffer(site)) compare_buffer(load, row, before, states);
       if (!is_state(site)) continue;
       loaded.insert(state_key(site));
       const auto found = states.find(state_key(site));
@@ -80,7 +83,7 @@ class LoadComparison {
     }
     if (initial_states.empty()) out_.resumed |= equal_parameters > 0 && equal_parameters * 2 >= parameters;
     for (const auto& [key, row] : states) {
-      if (loaded.count(key) == 0) missing.push_back(place_text({}, std::get<1>(key), {}, std::get<2>(key)));
+      if (loaded.count(key) == 0 && is_state(before.site(row))) missing.push_back(place_text({}, std::get<1>(key), {}, std::get<2>(key)));
     }
     const char later = b_later_ ? 'B' : 'A';
     if (!unmatched.empty()) {
@@ -97,6 +100,14 @@ class LoadComparison {
   }
 
  private:
+  void compare_buffer(const Side& load, uint32_t row, const Side& before, const std::map<StateKey, uint32_t>& states) {
+    const auto found = states.find(state_key(load.site(row)));
+    if (found == states.end()) return;
+    const Difference d = pair_of(load, row, before, found->second);
+    if (is_difference(d.same)) buffers_.push_back(d);
+    else if (d.same != Same::resharded) ++out_.compared;
+  }
+
   static std::map<StateKey, uint32_t> all_states(const Side& side) {
     std::map<StateKey, uint32_t> states;
     for (uint32_t row = 0; row < side.columns.size(); ++row) {
@@ -124,7 +135,17 @@ class LoadComparison {
   const int rank_;
   Loads& out_;
   std::vector<Difference>& differences_;
+  std::vector<Difference>& buffers_;
 };
+
+// Did any record of training differ in the step that the later run begins with?
+bool first_step_differs(const Alignment& alignment, const Scan& scan, size_t pair) {
+  const auto& steps = alignment.ranks[pair].steps;
+  for (size_t s = 0; s < steps.size(); ++s) {
+    if (steps[s].step == alignment.begin && steps[s].occurrence == 0) return scan.steps[pair][s].differing > 0;
+  }
+  return false;
+}
 
 bool prologue_has_optimizer_state(const HashStreamReader& stream, size_t step) {
   Side side{&stream, {}};
@@ -141,9 +162,10 @@ bool prologue_has_optimizer_state(const HashStreamReader& stream, size_t step) {
 
 }  // namespace
 
-Loads compare_loads(const Alignment& alignment, Joins* joins) {
+Loads compare_loads(const Alignment& alignment, const Scan& scan, Joins* joins) {
   Loads out;
   out.differences.resize(alignment.ranks.size());
+  out.buffers.resize(alignment.ranks.size());
   if (alignment.start == Start::together) return out;
   const bool b_later = alignment.start == Start::b_later;
   const char later = b_later ? 'B' : 'A', earlier = b_later ? 'A' : 'B';
@@ -166,10 +188,16 @@ Loads compare_loads(const Alignment& alignment, Joins* joins) {
       out.unmatched.push_back(fmt::format("what was loaded on rank {} was not recorded whole", pair.rank));
     }
     const uint64_t compared_before = out.compared;
-    LoadComparison(joins->of(p), b_later, pair.rank, &out, &out.differences[p]).run(load, before, initial);
+    LoadComparison(joins->of(p), b_later, pair.rank, p, &out).run(load, before, initial);
     if (out.compared == compared_before) {
       out.unmatched.push_back(fmt::format("nothing that run {} loaded on rank {} could be compared", later, pair.rank));
     }
+  }
+  for (size_t p = 0; p < out.buffers.size(); ++p) {
+    if (!first_step_differs(alignment, scan, p)) continue;
+    auto& list = out.differences[p];
+    list.insert(list.end(), out.buffers[p].begin(), out.buffers[p].end());
+    std::ranges::stable_sort(list, {}, &Difference::row_a);
   }
   if (out.resumed) return out;
   Loads nothing;

@@ -183,17 +183,26 @@ bool absorbed(StepView* view, size_t count) {
   return false;
 }
 
-// An op's own inputs come before its outputs and hyperparameters before the update that reads them, whatever the order
-// in which the recorder was handed them.
+// What a loss is multiplied with before backward(), recorded when the optimizer steps.
+bool is_loss_scale(const Site& site) {
+  const std::string_view tensor = site.tensor;
+  const std::string_view last = tensor.substr(tensor.rfind('.') + 1);
+  return site.role == Role::scalar && site.phase == Phase::optimizer && (last == "scale" || last == "loss_scale");
+}
+
+// An op's own inputs come before its outputs, hyperparameters before the update that reads them and a loss's scale before
+// the loss and its gradients, whatever the order in which the recorder was handed them.
 uint32_t causally_first(StepView* view, size_t begin) {
   const auto& differences = view->differences();
   const uint32_t row = differences[begin];
   const Site& site = view->site(row);
   const bool updated =
       site.phase == Phase::optimizer && (site.role == Role::parameter || site.role == Role::optimizer_state);
+  const bool scaled = site.role == Role::loss || site.phase == Phase::backward || site.role == Role::gradient;
   for (size_t i = begin + 1; i < differences.size(); ++i) {
     const uint32_t other = differences[i];
     const Site& candidate = view->site(other);
+    if (scaled && is_loss_scale(candidate)) return other;
     if (is_op_output(site) && is_op_input(candidate) && view->same_instance(row, other)) return other;
     if (updated && candidate.phase == Phase::optimizer && is_hyperparameter(candidate)) return other;
   }

@@ -228,7 +228,10 @@ void name_firsts(const Findings& findings, const std::vector<First>& firsts, Ver
     } else {
       bool skipped = false;
       at = to_divergence(findings.input, *first.record, rank);
-      at.pointing = budget.point_at(findings.input.joins.of(first.pair), first.record->difference, &skipped);
+      const StreamJoin& join = findings.input.joins.of(first.pair);
+      // A setting is one number: that one word of it differs says nothing.
+      if (join.site(first.record->difference.site).role != Role::scalar)
+        at.pointing = budget.point_at(join, first.record->difference, &skipped);
       describe_skipped(findings, *first.record, verdict);
     }
     prologue |= at.in_prologue;

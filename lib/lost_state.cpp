@@ -133,7 +133,7 @@ class Finder {
   struct Found {
     std::string name, where;
   };
-  static constexpr const char* kOrder[] = {"dtype", "weights", "master weights", "buffers", "momentum", "second moments",
+  static constexpr const char* kOrder[] = {"dtype", "weights", "master weights", "buffers", "weights that no step trains", "momentum", "second moments",
                                            "step count of the optimizer", "state of the optimizer", "loss scale",
                                            "schedule (learning rate)", "settings of the optimizer", "random-number generator",
                                            "position in the data", "data"};
@@ -198,6 +198,7 @@ class Finder {
     for (int64_t step = runs_.first_step;; ++step) {
       const auto a = read(straight, step), b = read(resumed, step);
       if (!a || !b) return;
+      if (step == runs_.first_step) compare_kept(*a, *b);  // not in a step's digest
       const bool agree = straight->steps()[index_of(*straight, step)].digest == resumed->steps()[index_of(*resumed, step)].digest;
       if (agree) continue;
       compare_begin(*a, *b, step == runs_.first_step, straight);
@@ -239,6 +240,23 @@ class Finder {
       };
       if (const size_t row = first_different(a, b, wanted); row != kNoIndex) add(kind, place(b.site(row)));
     }
+  }
+
+  // Averages of the weights, teachers and the like are not in a load: what they are behind the first step shows it, where that
+  // has trained the same weights in both.
+  void compare_kept(const Step& a, const Step& b) {
+    const auto is_weight = [](const Site& site) {
+      return site.phase == Phase::optimizer && (site.role == Role::parameter || site.role == Role::other);
+    };
+    const auto in_a = values(a, is_weight);
+    size_t kept = kNoIndex;
+    for (const auto& [key, row] : values(b, is_weight)) {
+      const auto other = in_a.find(key);
+      if (other == in_a.end() || a.columns.digest[other->second] == b.columns.digest[row]) continue;
+      if (b.counts(row)) return;
+      kept = std::min(kept, row);
+    }
+    if (kept != kNoIndex) add("weights that no step trains", place(b.site(kept)));
   }
 
   void compare_begin(const Step& a, const Step& b, bool at_resume, const HashStreamReader* straight) {

@@ -43,12 +43,17 @@ void put_step(RankBuilder* rank, int64_t step, const Changes& changes) {
   put(Role::rng, "torch.rng");
   rank->at(Phase::data);
   put(Role::batch, "batch");
+  rank->forward("loss");
+  put(Role::loss, "loss");
   rank->at(Phase::optimizer);
   rank->scalar("lr", changes.scalar(step, "lr", 0.1 / static_cast<double>(step + 1)));
   rank->scalar("betas.0", changes.scalar(step, "betas.0", 0.9));
   rank->scalar("scale", changes.scalar(step, "scale", 65536));
   rank->at(Phase::optimizer, "head");
   put_state(rank, step, step, changes, true);
+  rank->at(Phase::optimizer, "kept").flags(kRecordEval);
+  put(Role::parameter, "ema");
+  rank->flags(0);
 }
 
 struct Found {
@@ -101,6 +106,38 @@ TEST_CASE("what was loaded is held against what was there at the stop, by what i
   CHECK(loaded("weight") == Texts{"weights (weight of head)"});
   CHECK(loaded("running_mean") == Texts{"buffers (running_mean of head)"});
   CHECK(loaded("logit_scale") == Texts{"weights (logit_scale of head)"});  // no loss scale
+}
+
+TEST_CASE("a buffer that was not restored is where the runs part, if the step behind the load differs at all") {
+  const Found found = find(changed("running_mean", kPrologueStep));
+  REQUIRE(found.verdict.first.has_value());
+  CHECK(found.verdict.first->in_prologue);
+  CHECK(found.verdict.first->tensor == "running_mean");
+  CHECK(found.verdict.cause.cls == "state_restore");
+  const Found rewritten = find(changed("running_mean", kPrologueStep, kPrologueStep));  // a buffer that nobody reads again
+  CHECK(rewritten.verdict.outcome == Outcome::identical);
+}
+
+TEST_CASE("weights that no step trains are in no load: what they are behind the first step names them") {
+  CHECK(states(changed("ema", kResumed)) == Texts{"weights that no step trains (ema of kept)"});
+  CHECK(states(changed("ema", kResumed + 1)).empty());
+  Changes both = changed("ema", kResumed);  // follows from the weights
+  both.tensor = [](int64_t step, const std::string& tensor, uint64_t seed) {
+    return value((tensor == "ema" || tensor == "weight") && step >= kResumed ? seed + 1 : seed);
+  };
+  CHECK(states(both).empty());
+}
+
+TEST_CASE("a loss's scale that was not restored is where the runs part, and no bit of the loss that flipped") {
+  Changes changes = changed_scalar("scale", kResumed);
+  changes.tensor = [](int64_t step, const std::string& tensor, uint64_t seed) {
+    return value(step >= kResumed && (tensor == "loss" || tensor == "weight") ? seed + 1 : seed);
+  };
+  const Found found = find(changes);
+  REQUIRE(found.verdict.first.has_value());
+  CHECK(found.verdict.first->tensor == "scale");
+  CHECK(found.verdict.cause.cls == "state_restore");
+  CHECK_FALSE(found.verdict.first->pointing.has_value());
 }
 
 TEST_CASE("an optimizer that begins anew has no state to compare: what is missing is named") {
