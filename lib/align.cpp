@@ -9,6 +9,7 @@
 #include "lib/align_steps.h"
 #include "lib/diff_match.h"
 #include "lib/evaluation.h"
+#include "lib/generators.h"
 #include "lib/knobs.h"
 #include "lib/verdict_text.h"
 
@@ -202,8 +203,14 @@ void collect_coverage_limits(const Run& a, const Run& b, const DiffOptions& opti
     const bool is_behind = text.starts_with(kBehindLastStepLimit) && options.last_step.has_value();
     const bool says_nothing_unseen = text.starts_with(kEvaluationLimit) || text.starts_with(kNotDeterministic) ||
                                      text.starts_with(kDeterministicMode) || is_behind;
+    if (in != 3 && text.starts_with(kUncalledLimit)) {
+      out->uncalled_unseen_in = in == 1 ? 'A' : 'B';
+      continue;
+    }
+    const std::string unknown = seeding_unknown_for(text);  // of the other run: nothing is compared, as in two of this
+    const bool is_generator = says_seeding_unknown(text) || (!unknown.empty() && seen.count(unknown) != 0);
     // What one run has not seen, the other has: nothing says that it is equal.
-    if (in != 3 && options.limits_alike && !says_nothing_unseen) out->blockers.push_back("not seen: " + one_sided);
+    if (in != 3 && options.limits_alike && !says_nothing_unseen && !is_generator) out->blockers.push_back("not seen: " + one_sided);
   }
 }
 

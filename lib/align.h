@@ -69,6 +69,9 @@ struct Alignment {
   std::vector<std::string> blockers;    // sentences; any of them: incomparable unless diverged
   std::vector<std::string> notes;
   std::vector<std::string> limits;      // coverage
+  // Modules that nobody calls are not seen in this run ('A' or 'B'; 0: in both or none). Unless the other has recorded
+  // more than this one there is none that it has missed.
+  char uncalled_unseen_in = 0;
   std::vector<std::string> gaps;        // those within the range
   std::vector<int64_t> gap_steps;       // first step of each gap (kPrologueStep: not known where)
 };

@@ -7,6 +7,7 @@
 #include "lib/diff_map.h"
 #include "lib/diff_verdict.h"
 #include "lib/error.h"
+#include "lib/evaluation.h"
 #include "lib/launch_sinks.h"
 #include "lib/recompute.h"
 #include "lib/verdict_text.h"
@@ -42,6 +43,24 @@ void add_unseen_launches(const Findings& findings, std::vector<std::string>* blo
   }
 }
 
+// Has the run that sees modules which rest recorded any that the other has not, or anything else besides?
+bool rest_unseen(const Findings& findings) {
+  const Alignment& alignment = findings.input.alignment;
+  const bool in_a = alignment.uncalled_unseen_in == 'A';
+  if (alignment.uncalled_unseen_in == 0 || !findings.options.limits_alike) return false;
+  for (const OneSided& entry : findings.input.scan.one_sided) {
+    if (entry.side == (in_a ? OneSided::only_b : OneSided::only_a)) return true;
+  }
+  for (const RankPair& pair : alignment.ranks) {
+    for (const StepPair& step : pair.steps) {
+      const StepSummary &a = pair.a->steps()[step.a], &b = pair.b->steps()[step.b];
+      const StepSummary &unseen = in_a ? a : b, &seen = in_a ? b : a;
+      if (unseen.eval_records == 0 && seen.eval_records > 0) return true;
+    }
+  }
+  return false;
+}
+
 void add_blockers(const Findings& findings, const Coverage& coverage, std::vector<std::string>* blockers) {
   const Alignment& alignment = findings.input.alignment;
   *blockers = alignment.blockers;
@@ -54,6 +73,10 @@ void add_blockers(const Findings& findings, const Coverage& coverage, std::vecto
   // --steps from there on asks for these steps alone.
   if (!(findings.options.first_step && *findings.options.first_step >= alignment.begin)) {
     blockers->insert(blockers->end(), findings.loads.unmatched.begin(), findings.loads.unmatched.end());
+  }
+  if (rest_unseen(findings)) {
+    blockers->push_back(fmt::format("not seen: {}, as long as nobody calls them, in run {}; the other recorded more", kUncalledLimit,
+                                    alignment.uncalled_unseen_in));
   }
   blockers->insert(blockers->end(), findings.set_up.unsure.begin(), findings.set_up.unsure.end());
   blockers->insert(blockers->end(), findings.relaid.not_shown.begin(), findings.relaid.not_shown.end());

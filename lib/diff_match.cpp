@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "lib/digest_mix.h"
+#include "lib/generators.h"
 
 namespace forkpoint {
 namespace {
@@ -138,7 +139,8 @@ StreamJoin::StreamJoin(const HashStreamReader& a, const HashStreamReader& b, Lev
   for (uint32_t joint = 0; joint < keys_.size(); ++joint) {
     ops_.push_back(op_key(site(joint)));
     const bool left_out = (one_at_launch && is_left_to_launches(site(joint))) ||
-                          (collectives_apart_ && is_of_collective(site(joint)));
+                          (collectives_apart_ && is_of_collective(site(joint))) ||
+                          (site(joint).role == Role::rng && !is_telling_generator(a, b, site(joint).tensor));
     wanted_.push_back(is_at_level(site(joint), level) && !left_out ? 1 : 0);
     all_wanted_ &= wanted_.back() != 0;
   }

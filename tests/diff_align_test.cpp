@@ -637,6 +637,30 @@ TEST_CASE("a coverage limit of both runs is printed with the verdict, one of a s
   CHECK(holds(one.coverage.limits, "library X not followed (declared in run B only)"));
 }
 
+TEST_CASE("that modules which rest were not seen forbids identical only where the other run has recorded some") {
+  const auto rests = [](RunBuilder* run, int rank, const char* layer) {
+    run->rank(rank).at(Phase::optimizer, layer).flags(kRecordEval).add(Role::parameter, "weight", value(7)).flags(0);
+  };
+  for (const bool swap : {false, true}) {
+    Pair pair(of_steps(3), of_steps(3));
+    RunBuilder &attached = swap ? pair.b : pair.a, &other = swap ? pair.a : pair.b;
+    attached.rank(1).limit("modules that were made before the recording began, as long as nobody calls them");
+    const Verdict v = pair.diff();
+    INFO(dump(v));
+    CHECK(v.outcome == Outcome::identical);
+    CHECK(holds(v.coverage.limits, swap ? "(declared in run B only)" : "(declared in run A only)"));
+    rests(&other, 0, "kept");
+    const Verdict more = pair.diff();
+    INFO(dump(more));
+    CHECK(more.outcome == Outcome::incomparable);
+    CHECK(more.reason.find("not seen: modules that were made before the recording began") != std::string::npos);
+    rests(&attached, 0, "kept");
+    CHECK(pair.diff().outcome == Outcome::identical);
+    rests(&other, 0, "kept2");  // it holds some itself, but not all
+    CHECK(pair.diff().outcome == Outcome::incomparable);
+  }
+}
+
 TEST_CASE("what one run did behind its last step is nothing to steps that are named, and something to whole runs") {
   Pair pair(of_steps(4), of_steps(4));
   pair.a.rank(0).limit("records and launches made after the end of the last step are not kept");

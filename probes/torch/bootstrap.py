@@ -105,13 +105,14 @@ def _install_hooks(late):
     if tuple(int(n) for n in torch.__version__.split("+")[0].split(".")[:2]) < (2, 4):
         native.limit("torch older than 2.4: its layers are not seen", torch.__version__)
         return False
-    from . import graphs, layers, made, names, scaling, steps
+    from . import graphs, layers, made, names, scaling, state, steps
 
     optimizers = []
     if late:
         optimizers = _take_stock(torch, names)
         made.fresh.clear()  # in which order they came is not known, so there is no name for them that two runs share
         names.limit_once("modules that were made before the recording began, as long as nobody calls them")
+        state.late()
     ours = layers.install()
     steps.on_optimizer.append(layers.forget_open_calls)
     steps.install(optimizers)

@@ -155,10 +155,10 @@ def facts():
     native.limit("what becomes of models and optimizers behind the last step, where they are gone when the program "
                  "ends, or it is killed", "")
     native.limit("copies of the weights that no module holds, such as an average kept in a list", "")
-    if "random" not in _seeded:
-        native.limit("the state of Python's generator, which was not seen to be seeded before the first step", "")
-    if "numpy.random" in sys.modules and "numpy.random" not in _seeded:
-        native.limit("the state of NumPy's generator, which was not seen to be seeded before the first step", "")
+    for module, whose in ("random", "Python's"), ("numpy.random", "NumPy's"):
+        if module in sys.modules and module not in _seeded:  # words that diff knows (lib/generators.h)
+            native.limit(("whether %s generator was seeded before the recording began" if module in _older else
+                          "the state of %s generator, which was not seen to be seeded before the first step") % whose, "")
     native.fact("torch", torch.__version__)
     native.fact("torch.cuda", str(torch.version.cuda))
     native.fact("torch.threads", str(torch.get_num_threads()))
@@ -209,19 +209,24 @@ def record_generators():
     if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
         for i, generator in enumerate(torch.cuda.default_generators):
             native.tensor(where, RNG, "cuda:%d.rng" % i, generator.get_state())  # kept on the host
-    if "random" in _seeded:
+    if "random" in _seeded or "random" in _older:
         version, words, gauss = random.getstate()
         native.state(where, RNG, "python.rng", array("I", words).tobytes() + repr(gauss).encode())
     for function in on_generators:
         function(where)
     numpy = sys.modules.get("numpy.random")
     watch_seeds(numpy)
-    if numpy is not None and "numpy.random" in _seeded:
+    if numpy is not None and ("numpy.random" in _seeded or "numpy.random" in _older):
         name, key, position, has_gauss, gauss = numpy.get_state()
         native.state(where, RNG, "numpy.rng", key.tobytes() + repr((name, position, has_gauss, gauss)).encode())
 
 
 _seeded = set()
+_older = set()  # modules with a generator that were there before the recording began: they may have been seeded
+
+
+def late():
+    _older.update(module for module in ("random", "numpy.random") if module in sys.modules)
 
 
 def watch_seeds(module):
