@@ -191,11 +191,22 @@ void Attaching::begin() {
   }
 }
 
+// No rank comes to its first step before it can be told.
+bool Attaching::window_is_ahead() const {
+  int64_t furthest = 0;
+  for (const auto& job : jobs_) furthest = std::max(furthest, job->step().value_or(0));
+  return furthest + 2 + static_cast<int64_t>(std::ceil(steps_a_second_ * kMargin_s)) < first_;
+}
+
 void Attaching::look_for_interruptions() {
   const int now = interruptions_();
   if (now == seen_interruptions_) return;
   seen_interruptions_ = now;
   interrupted_ = true;
+  if (window_is_ahead()) {
+    for (const auto& job : jobs_) job->ask(Message("call_off"), kAnswerMs);
+    return;
+  }
   int64_t furthest = 0;
   for (size_t i = 0; i < jobs_.size(); ++i) furthest = std::max(furthest, settled_[i] ? 0 : jobs_[i]->step().value_or(0));
   const int64_t end = std::max(first_, furthest + 1 + static_cast<int64_t>(std::ceil(steps_a_second_ * kMargin_s)));
@@ -209,7 +220,8 @@ void Attaching::look_for_interruptions() {
 // A rank has gone: the others may wait for it for ever. They get as long as they move.
 void Attaching::end_the_rest(size_t lost) {
   give_up_ms_ = now_ms() + kEndingMs;
-  outcomes_[lost].why = jobs_[lost]->is_gone() ? "its process ended" : "it does not answer (is it stopped?)";
+  outcomes_[lost].ended = jobs_[lost]->is_gone();
+  outcomes_[lost].why = outcomes_[lost].ended ? "its process ended" : "it does not answer (is it stopped?)";
   settled_[lost] = true;
 }
 
@@ -225,13 +237,25 @@ bool Attaching::settled(size_t i) {
   outcome.recorded = job.status().text("recorded") == "1";
   outcome.why = job.status().text("why");
   outcome.may_hold_records = outcome.may_hold_records || outcome.recorded;
-  last_ = std::min(last_, job.status().number("last").value_or(last_));
+  outcome.last_step = job.status().number("last").value_or(last_);
   job.ask(Message("release"), kAnswerMs);
   return settled_[i] = true;
 }
 
+// Whoever ends one rank's window (`forkpoint detach` on its machine) does not reach the others.
+void Attaching::compare_ends() {
+  int64_t furthest = -1;
+  for (const AttachOutcome& outcome : outcomes_) furthest = std::max(furthest, outcome.recorded ? outcome.last_step : -1);
+  if (furthest >= 0) last_ = std::min(last_, furthest);
+  for (AttachOutcome& outcome : outcomes_) {
+    if (!outcome.recorded || outcome.last_step >= furthest) continue;
+    outcome.recorded = false;
+    outcome.why = fmt::format("it was told to end with step {}, and others went on to step {}", outcome.last_step, furthest);
+  }
+}
+
 std::vector<AttachOutcome> Attaching::wait() {
-  for (const auto& job : jobs_) outcomes_.push_back({std::max(job->rank(), 0), job->who(), false, false, ""});
+  for (const auto& job : jobs_) outcomes_.push_back({.rank = std::max(job->rank(), 0), .who = job->who()});
   bool aborted = false;
   for (bool all = false; !all;) {
     look_for_interruptions();
@@ -251,6 +275,7 @@ std::vector<AttachOutcome> Attaching::wait() {
   for (size_t i = 0; i < jobs_.size(); ++i) {
     if (!settled_[i]) outcomes_[i].why = "its stream could not be ended";
   }
+  compare_ends();
   return outcomes_;
 }
 

@@ -29,7 +29,9 @@ struct AttachOutcome {
   std::string who;
   bool recorded = false;
   bool may_hold_records = false;  // it began to record
-  std::string why;                // not recorded: a phrase
+  bool ended = false;             // its process has
+  int64_t last_step = -1;         // that it was to record, where it was recorded
+  std::string why = {};           // not recorded: a phrase
 };
 
 class Attaching {
@@ -58,8 +60,10 @@ class Attaching {
   bool await_ready(std::string* why);
   void call_off(const char* request);
   void look_for_interruptions();
+  bool window_is_ahead() const;
   bool settled(size_t i);
   void end_the_rest(size_t lost);
+  void compare_ends();
   void check_interrupted() const;
   control::Message told(size_t i, const control::Message& request);
   std::string unfit(const Job& job) const;

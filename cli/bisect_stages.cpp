@@ -100,6 +100,7 @@ bool Bisect::find_layer(ForkRange range) {
     }
     end_stage("which layer", headline(*verdict));
     result_.verdict = *verdict;
+    compare_with_recorded(runs, window, *verdict);
     layer_run_ = runs.first;
     const bool early = !verdict->first->in_prologue && verdict->first->step <= range.same;
     if (!early) {
@@ -137,6 +138,12 @@ void Bisect::not_again(const std::string& where, int64_t tries) {
     result_.seen = seen_->first;
     verdict.notes.push_back(fmt::format("seen before: {}", headline(*seen_)));
   }
+  if (other_contents_) {
+    verdict.notes.push_back(
+        fmt::format("the two arms' checkpoints of {} are not the same, so the arms have parted before; steps behind it were not "
+                    "looked at (without --bad-checkpoint they are)",
+                    counted(static_cast<uint64_t>(*other_contents_), "step")));
+  }
   verdict.notes.push_back(
       "a fault that comes rarely (a race, memory that nobody wrote, a flipped bit), or one that recording makes rarer "
       "because it "
@@ -164,6 +171,23 @@ void Bisect::tell_which_repeats(const std::pair<WindowDone, WindowDone>& runs, c
     result_.verdict.notes.push_back(
         fmt::format("step {} of {} came out {}", window.last, *recorded, same ? "again, bit by bit" : "otherwise"));
   }
+}
+
+// Commands that compute something else than when they were recorded, and another fork than the recorded one, are an answer to
+// another question.
+void Bisect::compare_with_recorded(const std::pair<WindowDone, WindowDone>& runs, const BisectWindow& window, const Verdict& fork) {
+  if (request_.good.run.empty() || request_.bad.run.empty()) return;
+  DiffOptions options;
+  options.first_step = window.first, options.last_step = window.last;
+  options.loads = false;
+  for (const auto& [recorded, again] : {std::pair(request_.good.run, runs.first.run), std::pair(request_.bad.run, runs.second.run)}) {
+    const Verdict verdict = diff(Run::open(recorded), Run::open(again), options);
+    if (verdict.outcome == Outcome::diverged)
+      note(fmt::format("its command, run again, is not {}: {}", recorded, headline(verdict)));
+  }
+  if (!seen_ || !seen_->first || fork.first->step < seen_->first->step) return;
+  if (fork.first->step != seen_->first->step || fork.ranks_diverged != seen_->ranks_diverged)
+    note(fmt::format("another fork than that of the recorded runs: {}", headline(*seen_)));
 }
 
 // The finer verdict, unless it is of a later place: then the earlier one stays.
@@ -277,6 +301,9 @@ BisectResult Bisect::run() {
   if (script_step_ && result_.verdict.outcome == Outcome::diverged && result_.verdict.first &&
       result_.verdict.first->step < *script_step_) {
     note(fmt::format("the script's first bad step is {}: the arms part before it", *script_step_));
+  }
+  if (result_.verdict.outcome == Outcome::identical && request_.good.command == request_.bad.command) {
+    note("both arms are one command, and what it computed twice is the same: a fault that comes and goes need not have come");
   }
   result_.verdict.notes.insert(result_.verdict.notes.end(), notes_.begin(), notes_.end());
   result_.windows = jobs_.windows(), result_.steps = jobs_.steps(), result_.seconds = jobs_.seconds();

@@ -47,6 +47,7 @@ class Bisect {
   void not_again(const std::string& where, int64_t times);
   bool may_have_launches() const;
   BisectWindow window_around(const ForkRange& range) const;
+  void compare_with_recorded(const std::pair<WindowDone, WindowDone>& runs, const BisectWindow& window, const Verdict& fork);
   void tell_which_repeats(const std::pair<WindowDone, WindowDone>& runs, const BisectWindow& window);
 
   // A stage's costs are those of the windows between begin and end.
@@ -63,6 +64,7 @@ class Bisect {
   std::optional<Verdict> seen_;         // the first verdict that showed the fork
   WindowDone layer_run_;                // of the good arm
   std::optional<int64_t> script_step_;  // the first that --script called bad
+  std::optional<int64_t> other_contents_;  // both arms have a checkpoint of so many steps, and these are not the same
   std::vector<std::string> notes_;
   int passes_ = 0;  // of record_all
   int round_ = 0;   // of find_layer: a fork that shows earlier begins another one

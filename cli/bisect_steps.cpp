@@ -16,6 +16,7 @@
 #include "lib/checkpoint_compare.h"
 #include "lib/checkpoints.h"
 #include "lib/diff.h"
+#include "lib/verdict_text.h"
 
 extern char** environ;
 
@@ -23,6 +24,8 @@ namespace forkpoint {
 namespace {
 
 using Json = BisectLog::Json;
+
+constexpr int kSkip = 125, kNotRun = 126, kNotFound = 127;  // exit statuses of a script
 
 std::time_t time_of(const std::string& iso) {
   std::tm parts{};
@@ -127,6 +130,10 @@ std::pair<int64_t, int64_t> Bisect::steps_of_request() {
 std::optional<ForkRange> Bisect::from_commands() {
   const auto [first, last] = steps_of_request();
   if (!jobs_.common_start(last)) return record_all(first, last);
+  if (const auto start = jobs_.common_start(first); start && request_.good.checkpoints == request_.bad.checkpoints) {
+    note(fmt::format("both arms begin at the good arm's checkpoint of {}: what the bad one does before it is not looked at",
+                     counted(static_cast<uint64_t>(*start), "step")));
+  }
   if (request_.good.checkpoints != request_.bad.checkpoints) {
     if (const auto range = by_contents(first, last)) return range;
   }
@@ -147,15 +154,19 @@ std::optional<ForkRange> Bisect::from_commands() {
 std::optional<ForkRange> Bisect::record_all(int64_t first, int64_t last) {
   begin_stage();
   BisectWindow window;
-  window.name = fmt::format("all-{}", ++passes_);
   window.first = first, window.last = last;
   window.from = jobs_.common_start(first);
-  const auto runs = jobs_.run_both(fmt::format("every step of {}", range_text(first, last)), window);
-  const Verdict verdict = jobs_.compare(runs, window);
+  // What was seen to fork, or called bad, is not identical because it was not so this once.
+  const bool is_known = seen_ || script_step_ || other_contents_;
+  Verdict verdict;
+  int64_t tried = 0;
+  do {
+    window.name = fmt::format("all-{}", ++passes_);
+    verdict = jobs_.compare(jobs_.run_both(fmt::format("every step of {}", range_text(first, last)), window), window);
+  } while (++tried < request_.tries && is_known && verdict.outcome == Outcome::identical);
   end_stage("every step", headline(verdict));
   result_.verdict = verdict;
-  // What was seen to fork, or called bad, is not identical because it was not so this once.
-  if (verdict.outcome == Outcome::identical && (seen_ || script_step_)) not_again(range_text(first, last), 1);
+  if (verdict.outcome == Outcome::identical && is_known) not_again(range_text(first, last), tried);
   if (verdict.outcome != Outcome::diverged || !verdict.first) return std::nullopt;
   if (!seen_) seen_ = verdict;
   if (verdict.first->in_prologue) return ForkRange{first - 1, first};
@@ -210,7 +221,8 @@ std::optional<ForkRange> Bisect::by_contents(int64_t first, int64_t last) {
                : outcome == Outcome::diverged ? StepAnswer::differs
                                               : StepAnswer::unknown;
       });
-  ForkRange range{first - 1, steps[static_cast<size_t>(search.differs)] - 1};
+  other_contents_ = steps[static_cast<size_t>(search.differs)];
+  ForkRange range{first - 1, *other_contents_ - 1};
   if (search.same >= 0) range.same = steps[static_cast<size_t>(search.same)] - 1;
   const std::string found =
       range.same < first ? fmt::format("the first that differs is of {} steps", range.differs + 1)
@@ -269,23 +281,25 @@ StepAnswer Bisect::ask_script(int64_t step) {
     status = entry->get<int>();
   } else {
     status = run_script(fill_in(request_.script, values));
-    if (status < 128) log_.note(name + "-status", status);
+    if (status < kNotRun) log_.note(name + "-status", status);
   }
-  if (status >= 128) {
-    throw Error(fmt::format("bisect: the script ended with status {} on step {}: that ends the search.", status, step),
+  if (status >= kNotRun) {
+    const bool not_run = status <= kNotFound;  // what a shell, or env, says of a program that it cannot run
+    throw Error(fmt::format("bisect: the script ended with status {} on step {}{}: that ends the search.", status, step,
+                            not_run ? ", as where a program cannot be run or is not found" : ""),
                 fmt::format("To go on: forkpoint bisect --resume -o {}", request_.folder));
   }
-  constexpr int kSkip = 125;
   return status == 0 ? StepAnswer::same : status == kSkip ? StepAnswer::unknown : StepAnswer::differs;
 }
 
 std::optional<ForkRange> Bisect::from_script() {
   const auto [first, last] = steps_of_request();
   begin_stage();
-  if (ask_script(last) != StepAnswer::differs) {
-    end_stage("script", fmt::format("does not call step {} bad", last));
-    result_.verdict.reason =
-        fmt::format("the script does not call step {} bad, the last one that was to be looked at", last);
+  if (const StepAnswer answer = ask_script(last); answer != StepAnswer::differs) {
+    const std::string said = answer == StepAnswer::same ? fmt::format("calls step {} good", last)
+                                                        : fmt::format("cannot tell step {} (exit status {})", last, kSkip);
+    end_stage("script", said);
+    result_.verdict.reason = fmt::format("the script {}, the last one that was to be looked at", said);
     return std::nullopt;
   }
   const StepSearch search = search_first_step(first, last, 1, [&](int64_t step, int64_t) { return ask_script(step); });

@@ -149,13 +149,17 @@ Finished finish(const std::string& folder, const Manifest& before, const AttachR
   const bool one = attaching.first_step() == attaching.last_step();
   manifest.notes.push_back(fmt::format("attached to a running job: {}", one ? fmt::format("step {}", attaching.first_step())
       : fmt::format("steps {} to {}", attaching.first_step(), attaching.last_step())));
+  bool any_goes_on = false;
   for (const AttachOutcome& outcome : outcomes) {
+    any_goes_on |= !outcome.ended;
     if (outcome.recorded) continue;
     finished.all = false;
     manifest.notes.push_back(fmt::format("{} was not recorded to the end: {}", outcome.who, outcome.why));
   }
   manifest.exit_status = -1;
-  manifest.end_reason = attaching.was_interrupted() ? "detached before the window's end" : "detached, the job went on";
+  manifest.end_reason = !any_goes_on                 ? "the job's processes ended before the window did"
+                        : attaching.was_interrupted() ? "detached before the window's end"
+                                                      : "detached, the job went on";
   if (!finished.all) manifest.state = RunState::died;
   write_manifest(folder, manifest);
   return finished;
@@ -173,6 +177,20 @@ int report(const std::string& folder, const Attaching& attaching, const std::vec
   if (recorded.records == 0) print_warning("the ranks made no records in these steps.");
   if (attaching.was_interrupted() && interruptions > 0) return kInterrupted;
   return finished.all && recorded.records > 0 ? 0 : kNotAll;
+}
+
+// The folder as it was before.
+void empty_folder(const std::string& folder, bool was_there) {
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(folder, ignored)) fs::remove_all(entry.path(), ignored);
+  if (!was_there) fs::remove(folder, ignored);
+}
+
+// No rank came to the window.
+int report_nothing(const Attaching& attaching, const std::vector<AttachOutcome>& outcomes) {
+  for (const AttachOutcome& outcome : outcomes) print_warning(fmt::format("{} was not recorded: {}.", outcome.who, outcome.why));
+  print_error(Error(fmt::format("no rank began step {}, the window's first.", attaching.first_step()), "Nothing is recorded."));
+  return interruptions > 0 ? kInterrupted : kOwnFailure;
 }
 
 int attach(const Arguments& arguments) {
@@ -193,28 +211,46 @@ int attach(const Arguments& arguments) {
   try {
     attaching.begin();
   } catch (const Error& error) {
-    std::error_code ignored;  // nothing was recorded: the folder is as it was
-    for (const auto& entry : fs::directory_iterator(folder, ignored)) fs::remove_all(entry.path(), ignored);
-    if (!was_there) fs::remove(folder, ignored);
+    empty_folder(folder, was_there);
     if (interruptions == 0) throw;
     print_error(error);
     return kInterrupted;
   }
   print_note(fmt::format("recording steps {} to {} of {}", attaching.first_step(), attaching.last_step(), counted(attaching.jobs().size(), "rank")));
   const std::vector<AttachOutcome> outcomes = attaching.wait();
+  if (std::ranges::none_of(outcomes, [](const AttachOutcome& outcome) { return outcome.recorded || outcome.may_hold_records; })) {
+    empty_folder(folder, was_there);
+    return report_nothing(attaching, outcomes);
+  }
   return report(folder, attaching, outcomes, finish(folder, manifest, request, attaching, outcomes));
+}
+
+bool is_attached(const Job& job) { return job.state() == "ready" || job.state() == "recording" || job.state() == "armed"; }
+
+// A window ends on all of its ranks at one step: the others of this machine that record into the same run.
+void add_others_of_run(std::vector<std::unique_ptr<Job>>* jobs) {
+  std::set<int64_t> known;
+  std::set<std::string> runs;
+  for (const auto& job : *jobs) known.insert(job->pid()), runs.insert(job->status().text("run"));
+  for (auto& job : find_jobs().jobs) {
+    if (is_attached(*job) && runs.contains(job->status().text("run")) && known.insert(job->pid()).second) jobs->push_back(std::move(job));
+  }
 }
 
 int detach(const Arguments& arguments) {
   auto jobs = chosen_jobs(arguments, "detach");
-  std::erase_if(jobs, [](const auto& job) { return job->state() != "ready" && job->state() != "recording" && job->state() != "armed"; });
+  std::erase_if(jobs, [](const auto& job) { return !is_attached(*job); });
   if (jobs.empty()) {
     print_note("none of these is attached.");
     return 0;
   }
+  add_others_of_run(&jobs);
   double speed = 0;
   int64_t end = reachable_step(jobs, kDetachMargin_s, &speed) - 2;
-  for (const auto& job : jobs) end = std::max(end, job->status().number("first").value_or(0));
+  int64_t first = 0;
+  for (const auto& job : jobs) first = std::max(first, job->status().number("first").value_or(0));
+  const bool is_ahead = end + 1 < first;  // no rank can be in the window yet
+  end = is_ahead ? first - 1 : std::max(end, first);
   int failed = 0;
   for (const auto& job : jobs) {
     const auto reply = job->ask(control::Message("end_at").set("step", end), 5000);
@@ -224,7 +260,8 @@ int detach(const Arguments& arguments) {
     print_warning(fmt::format("{} could not be told: {}.", job->who(), reply ? reply->text("why") : "it does not answer"));
     failed = kNotAll;
   }
-  print_note(fmt::format("{} recorded up to step {} at most.", counted(jobs.size(), "rank"), end));
+  print_note(is_ahead ? fmt::format("{} called off before step {}, the first that was to be recorded.", counted(jobs.size(), "rank"), first)
+                      : fmt::format("{} recorded up to step {} at most.", counted(jobs.size(), "rank"), end));
   return failed;
 }
 

@@ -134,7 +134,7 @@ const Verb& bisect_verb() {
           "called on\n"
           "windows of the bad arm, {run} being the folder with that one step recorded (and job.log) and {step} its "
           "number;\n"
-          "exit status 0: good, 125: cannot tell, 128 and more: stop, others: bad. The rest then looks for where the "
+          "exit status 0: good, 125: cannot tell, 126 and more: stop, others: bad. The rest then looks for where the "
           "arms\n"
           "part up to there. Each window is a run in DIR, and a line in DIR/bisect.jsonl; nothing finished is done "
           "again.\n"

@@ -183,6 +183,7 @@ Verdict compare(const ResumeRequest& request, const char* with, int64_t first_st
   DiffOptions options;
   options.first_step = first_step;
   options.last_step = last_step;
+  options.is_resume = first_step > 0;
   return diff(a, b, options);
 }
 

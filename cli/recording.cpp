@@ -15,6 +15,7 @@
 #include "cli/machine.h"
 #include "cli/probe_file.h"
 #include "lib/cause_facts.h"
+#include "lib/stream_facts.h"
 #include "lib/probe_contract.h"
 #include "lib/retry_report.h"
 
@@ -161,7 +162,7 @@ void gather_facts(const Run& run, Manifest* manifest) {
     for (const auto& [key, value] : stream->header().facts) values[key].insert(value);
   }
   for (const auto& [key, distinct] : values) {
-    if (key.ends_with("_rank") || distinct.size() > kMostDistinctValues) continue;
+    if (key.ends_with("_rank") || key == kFirstBegunFact || distinct.size() > kMostDistinctValues) continue;
     std::string joined;
     for (const std::string& value : distinct) joined += (joined.empty() ? "" : " | ") + value;
     manifest->versions[key] = joined;

@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <map>
 #include <set>
 
 #include "lib/evaluation.h"
+#include "lib/stream_facts.h"
 #include "lib/verdict_text.h"
 
 namespace forkpoint {
@@ -119,13 +121,29 @@ size_t index_of_step(const HashStreamReader& stream, int64_t step, int64_t offse
   return found;
 }
 
+// The step at which the run's processes began, in its own numbers: the first recorded one where nothing else is said.
+int64_t first_begun(const Run& run) {
+  int64_t first = first_step_of(run);
+  for (const auto& stream : run.streams()) {
+    for (const auto& [name, value] : stream->header().facts) {
+      int64_t step = -1;
+      const auto [rest, wrong] = std::from_chars(value.data(), value.data() + value.size(), step);
+      if (name == kFirstBegunFact && wrong == std::errc() && step >= 0) first = std::min(first, step);
+    }
+  }
+  return first;
+}
+
 void find_start(const Run& a, const Run& b, Alignment* out) {
   const int64_t begin_a = first_step_of(a);
   const int64_t begin_b = first_step_of(b) == kPrologueStep ? kPrologueStep : first_step_of(b) + out->offset_b;
-  out->begin = std::max(begin_a, begin_b);
-  if (begin_a != kPrologueStep && begin_b != kPrologueStep && begin_a != begin_b) {
-    out->start = begin_b > begin_a ? Start::b_later : Start::a_later;
+  out->begin = out->begun = std::max(begin_a, begin_b);
+  if (begin_a == kPrologueStep || begin_b == kPrologueStep) return;
+  const int64_t begun_a = first_begun(a), begun_b = first_begun(b) + out->offset_b;
+  if (begin_a != begin_b || begun_a != begun_b) {
+    out->start = std::pair(begin_b, begun_b) > std::pair(begin_a, begun_a) ? Start::b_later : Start::a_later;
   }
+  out->begun = out->start == Start::a_later ? begun_a : begun_b;
 }
 
 // The pair of prologues, or the load of the run that begins later.
@@ -151,7 +169,7 @@ void pair_prologues(const StepPlaces& places_a, const StepPlaces& places_b, cons
   const HashStreamReader& later = b_later ? *pair->b : *pair->a;
   const HashStreamReader& earlier = b_later ? *pair->a : *pair->b;
   const size_t load = b_later ? places_b.prologue : places_a.prologue;
-  const size_t before = index_of_step(earlier, out->begin - 1, b_later ? 0 : out->offset_b);
+  const size_t before = index_of_step(earlier, out->begun - 1, b_later ? 0 : out->offset_b);
   // Where only every n-th step is recorded, the first recorded one need not be the first that ran.
   const bool first_ran = later.header().every == 1;
   if (first_ran && has_content(later, load, Level::step) && before != kNoStep && earlier.steps()[before].complete) {
@@ -163,6 +181,7 @@ void pair_prologues(const StepPlaces& places_a, const StepPlaces& places_b, cons
 
 // Of runs that begin at one step too: one that was attached there has loaded nothing, and does not begin.
 char which_begins(const RankPair& pair, const StepPlaces& places_a, const StepPlaces& places_b, const Alignment& alignment) {
+  if (alignment.begun != alignment.begin) return '\0';  // it had begun before
   if (alignment.start != Start::together) return alignment.start == Start::a_later ? 'A' : 'B';
   const bool in_a = has_content(*pair.a, places_a.prologue, alignment.level),
              in_b = has_content(*pair.b, places_b.prologue, alignment.level);

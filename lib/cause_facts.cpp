@@ -243,6 +243,7 @@ CauseFacts known_facts(const OriginInput& input, const Origin& origin, const Div
   facts.level = input.alignment.level, facts.world_size = std::max(1, input.run_a.world_size());
   facts.everyone = origin.everyone, facts.permutation_only = origin.permuted;
   facts.first_compared_step = origin.in_prologue || origin.step == input.alignment.begin;
+  facts.steps_since_begin = origin.in_prologue ? 0 : origin.step - input.alignment.begin;
   facts.collective_output = origin.collective_output, facts.collective_judged = origin.judged;
   facts.alike = origin.alike, facts.keeps_own_input = origin.keeps_own_input;
   facts.outputs_agree_a = origin.outputs_agree_a, facts.outputs_disagree_b = origin.outputs_disagree_b;

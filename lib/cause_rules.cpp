@@ -91,9 +91,13 @@ void decide_scalar(const CauseFacts& facts, Cause* cause) {
   if (!facts.site.communicator.empty() && !is_hyperparameter(facts.site)) {  // what a collective was asked to do
     return decide(cause, "structure", {"structure", "hyperparameter"});
   }
-  if (facts.loaded == Loaded::by_one) {
-    decide(cause, "state_restore");
+  if (facts.loaded == Loaded::by_one && facts.steps_since_begin <= 1) {
+    // A schedule that was not restored shows a step later where the optimizer's own copy of the rate was.
+    decide(cause, "state_restore", facts.steps_since_begin == 0 ? Classes{"state_restore"} : Classes{"state_restore", "hyperparameter"});
     cause->evidence.push_back("one run loaded a checkpoint between the common past and this step");
+  } else if (facts.loaded == Loaded::by_one) {
+    decide(cause, "hyperparameter", {"hyperparameter", "state_restore"});
+    cause->evidence.push_back(fmt::format("one run loaded a checkpoint, and {} behind that agree", counted(static_cast<uint64_t>(facts.steps_since_begin), "step")));
   } else if (facts.loaded == Loaded::by_both) {
     const bool at_once = facts.first_compared_step || facts.first.in_prologue;
     decide(cause, at_once ? "state_restore" : "hyperparameter", {"state_restore", "hyperparameter"});

@@ -105,9 +105,11 @@ void add_common_notes(const Findings& findings, Verdict* verdict) {
   if (findings.loads.resumed) {
     const bool b_later = alignment.start == Start::b_later;
     verdict->notes.push_back(
-        fmt::format("run {} begins at step {}: compared from there on, and what it loaded with run {}'s state at "
+        fmt::format("run {} begins at step {}: compared from {} on, and what it loaded with run {}'s state at "
                     "the end of step {}",
-                    b_later ? 'B' : 'A', alignment.begin, b_later ? 'A' : 'B', alignment.begin - 1));
+                    b_later ? 'B' : 'A', alignment.begun,
+                    alignment.begun == alignment.begin ? "there" : fmt::format("step {}", alignment.begin), b_later ? 'A' : 'B',
+                    alignment.begun - 1));
   }
   append(findings.set_up.sentences);
   append(findings.structure.sentences);
@@ -195,7 +197,7 @@ Verdict diff(const Run& a, const Run& b, const DiffOptions& options) {
   Joins joins(alignment.ranks, alignment.level);
   MapBuilder map;
   const Scan scan = scan_runs(alignment, options, &joins, options.want_map ? &map : nullptr);
-  const Loads loads = compare_loads(alignment, scan, &joins);
+  const Loads loads = compare_loads(alignment, options.is_resume, &joins);
   const Resharding resharding = assemble_resharded(alignment, scan, &joins, options.threads);
   const OriginInput input{a, b, alignment, scan, joins, loads.differences, resharding.differing, options.threads,
                           loaded_before(alignment, loads)};

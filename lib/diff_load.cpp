@@ -138,13 +138,54 @@ class LoadComparison {
   std::vector<Difference>& buffers_;
 };
 
-// Did any record of training differ in the step that the later run begins with?
-bool first_step_differs(const Alignment& alignment, const Scan& scan, size_t pair) {
-  const auto& steps = alignment.ranks[pair].steps;
-  for (size_t s = 0; s < steps.size(); ++s) {
-    if (steps[s].step == alignment.begin && steps[s].occurrence == 0) return scan.steps[pair][s].differing > 0;
+// Of a buffer, what any rank holds: where a job saves one rank's and gives it to all (DistributedDataParallel), the others
+// load what was never theirs, and broadcast it over whatever they hold before they use it.
+using BufferValues = std::map<StateKey, std::set<std::pair<uint64_t, uint64_t>>>;
+
+void add_buffers(const Side& before, BufferValues* values) {
+  for (const auto& [key, row] : states_after_update(before)) {
+    const Digest& digest = before.columns.digest[row];
+    if (is_buffer(before.site(row))) (*values)[key].insert({digest.a, digest.b});
   }
-  return false;
+}
+
+// The buffers that differ at the end of the step that the later run begins with.
+std::set<StateKey> buffers_that_differ(const StreamJoin& join, const RankPair& pair, int64_t begin) {
+  std::set<StateKey> found;
+  for (const StepPair& step : pair.steps) {
+    if (step.step != begin || step.occurrence != 0) continue;
+    StepBuffers buffers;
+    read_pair(join, pair, step, &buffers);
+    const auto on_match = [&](uint32_t i, uint32_t j) {
+      const Site& site = join.site(buffers.a.site[i]);
+      if (is_buffer(site) && site.phase == Phase::optimizer && !(buffers.a.digest[i] == buffers.b.digest[j])) found.insert(state_key(site));
+    };
+    match_step(join, buffers.a, buffers.b, step.complete, &buffers.scratch, on_match, [](uint32_t) {}, [](uint32_t) {});
+  }
+  return found;
+}
+
+// Those that tell where the runs part: what the later run loaded is no rank's, and the step behind it did not make up for that.
+void take_buffers(const Alignment& alignment, const BufferValues& values, bool b_later, Joins* joins, Loads* out) {
+  for (size_t p = 0; p < out->buffers.size(); ++p) {
+    auto& buffers = out->buffers[p];
+    if (buffers.empty()) continue;
+    const StreamJoin& join = joins->of(p);
+    std::set<StateKey> differ;
+    try {
+      differ = buffers_that_differ(join, alignment.ranks[p], alignment.begin);
+    } catch (const Error&) {  // the scan says so
+    }
+    std::erase_if(buffers, [&](const Difference& d) {
+      const StateKey key = state_key(join.site(d.site));
+      const Digest& loaded = b_later ? d.digest_b : d.digest_a;
+      const auto known = values.find(key);
+      return !differ.contains(key) || (known != values.end() && known->second.contains({loaded.a, loaded.b}));
+    });
+    auto& list = out->differences[p];
+    list.insert(list.end(), buffers.begin(), buffers.end());
+    std::ranges::stable_sort(list, {}, &Difference::row_a);
+  }
 }
 
 bool prologue_has_optimizer_state(const HashStreamReader& stream, size_t step) {
@@ -162,8 +203,9 @@ bool prologue_has_optimizer_state(const HashStreamReader& stream, size_t step) {
 
 }  // namespace
 
-Loads compare_loads(const Alignment& alignment, const Scan& scan, Joins* joins) {
+Loads compare_loads(const Alignment& alignment, bool is_resume, Joins* joins) {
   Loads out;
+  BufferValues values;
   out.differences.resize(alignment.ranks.size());
   out.buffers.resize(alignment.ranks.size());
   if (alignment.start == Start::together) return out;
@@ -187,25 +229,26 @@ Loads compare_loads(const Alignment& alignment, const Scan& scan, Joins* joins) 
     if (!load.stream->steps()[pair.load_step].complete) {
       out.unmatched.push_back(fmt::format("what was loaded on rank {} was not recorded whole", pair.rank));
     }
+    add_buffers(before, &values);
     const uint64_t compared_before = out.compared;
     LoadComparison(joins->of(p), b_later, pair.rank, p, &out).run(load, before, initial);
     if (out.compared == compared_before) {
       out.unmatched.push_back(fmt::format("nothing that run {} loaded on rank {} could be compared", later, pair.rank));
     }
   }
-  for (size_t p = 0; p < out.buffers.size(); ++p) {
-    if (!first_step_differs(alignment, scan, p)) continue;
-    auto& list = out.differences[p];
-    list.insert(list.end(), out.buffers[p].begin(), out.buffers[p].end());
-    std::ranges::stable_sort(list, {}, &Difference::row_a);
-  }
+  take_buffers(alignment, values, b_later, joins, &out);
+  out.resumed |= is_resume && out.compared > 0;
   if (out.resumed) return out;
   Loads nothing;
   nothing.differences.resize(alignment.ranks.size());
   nothing.unmatched.push_back(
-      fmt::format("run {0} begins at step {1}, and nothing shows that it began with run {2}'s state at the end "
-                  "of step {3} (to compare only the steps from there on: --steps {1}:N)",
-                  later, alignment.begin, earlier, alignment.begin - 1));
+      alignment.begun == alignment.begin
+          ? fmt::format("run {0} begins at step {1}, and nothing shows that it began with run {2}'s state at the end "
+                        "of step {3} (to compare only the steps from there on: --steps {1}:N)",
+                        later, alignment.begin, earlier, alignment.begin - 1)
+          : fmt::format("run {0} began at step {1} and is recorded from step {2} on: what it had there is not known to have been "
+                        "run {3}'s (to compare only the steps from there on: --steps {2}:N)",
+                        later, alignment.begun, alignment.begin, earlier));
   return nothing;
 }
 

@@ -7,7 +7,7 @@ namespace forkpoint {
 
 struct Loads {
   LoadDifferences differences;            // by pair
-  LoadDifferences buffers;                // by pair: those of a buffer are told only where the first step differs too
+  LoadDifferences buffers;                // by pair: those of `differences` that are a buffer's
   uint64_t compared = 0;
   bool resumed = false;                   // it is proven that the later run loaded what the other had
   std::vector<std::string> unmatched;     // sentences: what could not be compared
@@ -15,9 +15,10 @@ struct Loads {
 // Parameters, optimizer state and buffers only: other records of the load have no counterpart in a step. It is proven to be a
 // resume when some tensor of the load is the other run's at the end of the step before, is not zero, and is not that
 // run's initial one (state of the optimizer: also where that run began with none). Else nothing is compared: the later run may have run its first steps unrecorded.
-// What a buffer held need not be of the checkpoint (persistent=False) nor be read again, so a difference in one counts only
-// where the first step behind the load differs on that rank.
-Loads compare_loads(const Alignment& alignment, const Scan& scan, Joins* joins);
+// What a buffer held need not be of the checkpoint (persistent=False), of this rank (one rank's may be saved and given to all)
+// nor be read again: a difference in one counts only where it is no rank's and differs behind the first step as well.
+// is_resume: it needs no proof.
+Loads compare_loads(const Alignment& alignment, bool is_resume, Joins* joins);
 
 // What is known about a load before the compared steps.
 Loaded loaded_before(const Alignment& alignment, const Loads& loads);

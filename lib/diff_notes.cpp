@@ -9,6 +9,7 @@
 
 #include "lib/cause_facts.h"
 #include "lib/run_knobs.h"
+#include "lib/stream_facts.h"
 #include "lib/verdict_text.h"
 
 namespace forkpoint {
@@ -29,6 +30,7 @@ void compare_facts(const Facts& a, const Facts& b, const std::string& what, std:
 }
 
 bool is_coordinate(const std::string& fact) {
+  if (fact == kFirstBegunFact) return true;  // of its own run
   return (fact.size() > 5 && (fact.ends_with("_rank") || fact.ends_with("_size"))) || fact.starts_with("process group ");
 }
 

@@ -116,6 +116,7 @@ class Finder {
   explicit Finder(const ResumedRuns& runs) : runs_(runs) {}
 
   std::vector<std::string> find() {
+    for (const auto& stream : runs_.stopped->streams()) add_buffers(read(stream.get(), runs_.first_step - 1));
     for (const auto& stream : runs_.resumed->streams()) {
       const int rank = stream->header().rank;
       compare_load(read(stream.get(), kPrologueStep), read(runs_.stopped->stream_of(rank), runs_.first_step - 1));
@@ -143,6 +144,21 @@ class Finder {
 
   static bool is_state(const Site& site) {
     return site.role == Role::parameter || site.role == Role::optimizer_state || site.role == Role::other;
+  }
+
+  // One rank's may have been saved and given to all.
+  void add_buffers(const std::optional<Step>& before) {
+    for (size_t row = 0; before && row < before->size(); ++row) {
+      const Site& site = before->site(row);
+      const Digest& digest = before->columns.digest[row];
+      if (site.phase == Phase::optimizer && site.role == Role::other) buffers_[{site.role, site.layer, site.tensor}].insert({digest.a, digest.b});
+    }
+  }
+
+  bool is_some_rank_s(const Step& load, size_t row) const {
+    const Site& site = load.site(row);
+    const auto known = buffers_.find({site.role, site.layer, site.tensor});
+    return known != buffers_.end() && known->second.contains({load.columns.digest[row].a, load.columns.digest[row].b});
   }
 
   void compare_load(const std::optional<Step>& load, const std::optional<Step>& before) {
@@ -185,6 +201,7 @@ class Finder {
       return add("dtype", fmt::format("{}: {} became {}", place(site), name(was.dtype), name(now.dtype)));
     }
     if (load.columns.digest[row] == before.columns.digest[saved]) return;
+    if (is_some_rank_s(load, row)) return;
     const std::string kind = kind_of_state(site);
     add(kind, place(site));
     if (last_word(site.tensor) == "step") return;  // a count that is off by one may be a rounded one as well
@@ -286,6 +303,7 @@ class Finder {
 
   const ResumedRuns& runs_;
   std::map<std::string, Found> found_;
+  std::map<StateKey, std::set<std::pair<uint64_t, uint64_t>>> buffers_;  // on any rank at the stop
   std::map<std::string, std::string> rounded_;  // by the kind of state
 };
 

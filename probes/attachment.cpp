@@ -7,6 +7,10 @@
 
 namespace forkpoint {
 
+namespace {
+constexpr char kCalledOff[] = "it was called off";
+}
+
 constinit Attachment attachment;
 
 const char* name(AttachState state) {
@@ -52,6 +56,7 @@ void Attachment::arm(Settings* window) {
 }
 
 void Attachment::end_at(int64_t step) {
+  if (step < first_.load()) call_off();  // a window that has begun ends with the step that it is in
   int64_t known = until_.load();
   while (step < known && !until_.compare_exchange_weak(known, step)) {
   }
@@ -59,14 +64,18 @@ void Attachment::end_at(int64_t step) {
 
 void Attachment::call_off() {
   called_off_.store(true);
-  if (change(AttachState::armed, AttachState::finishing)) settle(false);
+  for (const AttachState waiting : {AttachState::armed, AttachState::ready}) {
+    if (!change(waiting, AttachState::finishing)) continue;
+    why_.store(kCalledOff);
+    settle(false);
+  }
 }
 
 void Attachment::abort() {
   call_off();
-  const bool cut = change(AttachState::recording, AttachState::finishing);
-  if (cut) why_.store("it was ended in the middle of a step");
-  if (cut || change(AttachState::ready, AttachState::finishing)) settle(cut);
+  if (!change(AttachState::recording, AttachState::finishing)) return;
+  why_.store("it was ended in the middle of a step");
+  settle(true);
 }
 
 // The recorder sleeps from here on; tick() does the rest.
@@ -120,10 +129,10 @@ void Attachment::before_step(const Token& token, int64_t step) {
     return;
   }
   if (state() != AttachState::ready || step < first_.load()) {
-    if (state() == AttachState::ready && called_off_.load()) finish(token, AttachState::ready, false, "it was called off");
+    if (state() == AttachState::ready && called_off_.load()) finish(token, AttachState::ready, false, kCalledOff);
     return;
   }
-  if (called_off_.load()) return finish(token, AttachState::ready, false, "it was called off");
+  if (called_off_.load()) return finish(token, AttachState::ready, false, kCalledOff);
   if (step != first_.load()) return finish(token, AttachState::ready, false, "its steps jumped past the first one");
   if (!go_.load()) return finish(token, AttachState::ready, false, "it began the first step before all ranks were ready");
   change(AttachState::ready, AttachState::recording);
@@ -133,17 +142,17 @@ void Attachment::step_begun(const Token& token, int64_t step) {
   if (state() != AttachState::recording) return;
   // A program that ends no step: the last one is over, the stream has heard of it.
   if (step > until_.load()) return finish(token, AttachState::recording, true, "");
-  if (called_off_.load()) finish(token, AttachState::recording, false, "it was called off");
+  if (called_off_.load()) finish(token, AttachState::recording, false, kCalledOff);
 }
 
 void Attachment::step_ended(const Token& token, int64_t step) {
   if (state() == AttachState::recording) {
     if (step >= until_.load()) return finish(token, AttachState::recording, true, "");
-    if (called_off_.load()) finish(token, AttachState::recording, false, "it was called off");
+    if (called_off_.load()) finish(token, AttachState::recording, false, kCalledOff);
     return;
   }
   if (state() != AttachState::ready) return;
-  if (called_off_.load()) return finish(token, AttachState::ready, false, "it was called off");
+  if (called_off_.load()) return finish(token, AttachState::ready, false, kCalledOff);
   // What follows belongs to the first step: whether it is recorded is settled here.
   if (step + 1 >= first_.load() && !go_.load()) {
     finish(token, AttachState::ready, false, "it came to the first step before all ranks were ready");

@@ -30,7 +30,7 @@ class Attachment {
   // REQUIRES: listening. window: run_directory, level, mask_names and the wanted steps are set. Takes it.
   void arm(Settings* window);
   void go() { go_.store(true); }
-  void end_at(int64_t step);  // the window ends with this step, if not before
+  void end_at(int64_t step);  // the window ends with this step, if not before; a step before its first one calls it off
   // Ends at once what has not begun, and at the next border of a step what has.
   void call_off();
   // As call_off, and ends a recording in the middle of its step (a Gap says so).

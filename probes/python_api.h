@@ -33,6 +33,8 @@ using PythonFastFunction = PythonObject* (*)(PythonObject* self, PythonObject* c
   X(void, PyErr_Fetch, (PythonObject**, PythonObject**, PythonObject**))                                                \
   X(void, PyErr_Restore, (PythonObject*, PythonObject*, PythonObject*))                                                 \
   X(void, PyErr_NormalizeException, (PythonObject**, PythonObject**, PythonObject**))                                   \
+  X(void*, PyEval_SaveThread, ())                                                                                       \
+  X(void, PyEval_RestoreThread, (void*))                                                                                \
   X(PythonObject*, PyErr_Occurred, ())                                                                                  \
   X(int, PyErr_ExceptionMatches, (PythonObject*))                                                                       \
   X(void, PyErr_Clear, ())                                                                                              \

@@ -105,6 +105,8 @@ class Recorder {
   void set_backward(const Token& token, const ScopeFrame* frame);
   // Where the numbers of the steps come from ("optimizer", "scheduler", ...). Without effect behind the first record.
   void set_step_base(const Token& token, const char* base);
+  // FORKPOINT_STOP_AFTER: begin_step() of this step will wait to be ended.
+  bool is_past_last_step(int64_t step) const { return settings_ && settings_->stop_after >= 0 && stop_.is_past(step); }
   // Each text once. With masked names only what stands before a colon is written, and no detail.
   void note_limit(const char* what, const char* detail);
   void note_gap(const char* reason);

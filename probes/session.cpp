@@ -12,6 +12,7 @@
 
 #include "lib/error.h"
 #include "lib/run.h"
+#include "lib/stream_facts.h"
 #include "probes/cuda_digest.h"
 #include "probes/os.h"
 #include "probes/run_folder.h"
@@ -259,10 +260,24 @@ void Session::open_stream() {
   }
   appender_ = std::make_unique<StreamAppender>(*start_.settings, number_, *writer_, *start_.losses, *start_.limits, *start_.notes);
   if (start_.any_step) {
+    first_begun_ = start_.step;  // or an earlier one
+    first_is_said_ = start_.in_step && start_.step_wanted;
     appender_->begin_step(start_.step, start_.in_step && start_.step_wanted, start_.step_serial);
     if (!start_.in_step) appender_->end_step();
   }
   last_flush_ns_ = now_ns();
+}
+
+// What is recorded before a step is from before the first one that the process began, recorded or not.
+void Session::note_first_step(const Event& event) {
+  if (first_begun_ < 0) first_begun_ = event.step;
+  if (first_is_said_ || !event.wanted) return;
+  first_is_said_ = true;
+  if (event.step == first_begun_) return;
+  HeaderAddition addition;
+  addition.facts.emplace_back(kFirstBegunFact, std::to_string(first_begun_));
+  check_descriptor();
+  writer_->add_to_header(addition);
 }
 
 // What the process has learned of itself since.
@@ -304,6 +319,7 @@ void Session::handle(Event& event) {
   switch (event.kind) {
     case EventKind::none: break;
     case EventKind::step_begin:
+      note_first_step(event);
       add_to_header();
       appender_->begin_step(event.step, event.wanted, event.step_serial, event.flags);
       break;

@@ -100,6 +100,7 @@ class Session {
   void run() noexcept;
   void open_stream();
   void add_to_header();
+  void note_first_step(const Event& event);
   void consume();
   void handle(Event& event);
   bool await_device(Event& event);
@@ -138,6 +139,8 @@ class Session {
   uint64_t stream_device_ = 0;
   uint64_t stream_inode_ = 0;
   std::string base_written_;          // of the step base and the facts
+  int64_t first_begun_ = -1;          // the first step that the process began
+  bool first_is_said_ = false;        // and the first that was wanted has come
   const void* facts_written_ = nullptr;
   std::atomic<bool> ended_{false};
   std::atomic<uint64_t> stalled_at_{UINT64_MAX};  // popped() when a wait was in vain

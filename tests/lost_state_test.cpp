@@ -118,6 +118,37 @@ TEST_CASE("a buffer that was not restored is where the runs part, if the step be
   CHECK(rewritten.verdict.outcome == Outcome::identical);
 }
 
+TEST_CASE("a buffer that one rank saved and all have loaded is none that was lost") {
+  const TemporaryFolder folder;
+  // Two ranks whose running means differ, as of DistributedDataParallel, which broadcasts rank 0's before each forward.
+  const auto write = [&](const char* name, int64_t first, bool loads_own, bool zeros) {
+    RunBuilder run(2);
+    for (int rank = 0; rank < 2; ++rank) {
+      const auto mean = [&](int64_t step, int of) { return value(static_cast<uint64_t>(step + 10) * 97 + static_cast<uint64_t>(of)); };
+      RankBuilder& at = run.rank(rank);
+      at.prologue().at(Phase::load, "head").add(Role::parameter, "weight", value(static_cast<uint64_t>(100 + first)));
+      at.add(Role::other, "running_mean", zeros ? Value{value(0).layout, {}, {}} : mean(first - 1, loads_own ? rank : 0));
+      for (int64_t step = first; step < kEnd; ++step) {
+        // In a resumed run the generator is lost.
+        at.step(step).at(Phase::state).state("torch.rng", Role::rng, first > 0 ? 5 : 4);
+        at.at(Phase::optimizer, "head").add(Role::parameter, "weight", value(static_cast<uint64_t>(101 + step) + (first > 0 ? 50 : 0)));
+        at.add(Role::other, "running_mean", mean(step + (first > 0 ? 50 : 0), rank));
+      }
+    }
+    return run.write(folder / name);
+  };
+  const Run straight = Run::open(write("a", 0, true, false));
+  const Run stopped = Run::open(write("b", 0, true, false));
+  const Run resumed = Run::open(write("c", kResumed, false, false));
+  CHECK(lost_states({&straight, &stopped, &resumed, kResumed}) == Texts{"random-number generator (torch.rng)"});
+  const Verdict v = diff(straight, resumed);
+  REQUIRE(v.first.has_value());
+  CHECK(v.first->tensor == "torch.rng");
+  const Run reset = Run::open(write("d", kResumed, false, true));
+  CHECK(lost_states({&straight, &stopped, &reset, kResumed}).at(0) == "buffers (running_mean of head)");
+  CHECK(diff(straight, reset).first->tensor == "running_mean");
+}
+
 TEST_CASE("weights that no step trains are in no load: what they are behind the first step names them") {
   CHECK(states(changed("ema", kResumed)) == Texts{"weights that no step trains (ema of kept)"});
   CHECK(states(changed("ema", kResumed + 1)).empty());

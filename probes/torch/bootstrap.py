@@ -39,6 +39,9 @@ class _Finder:
             if not cls.busy and cls._is_there():  # it was being imported when we came
                 cls._leave()
                 _install(True)
+                from . import imports
+
+                return imports.find(name, path, target)  # the list of finders was being walked: a new one is not asked
             return None
         cls.busy = True
         try:

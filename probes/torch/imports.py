@@ -62,6 +62,11 @@ class _Finder:
         return spec
 
 
+def find(name, path, target):
+    """For a finder that has called after() while it was asked for that module."""
+    return _Finder.find_spec(name, path, target)
+
+
 def after(name, function):
     """function(module), which does not raise: now, if that module is there and whole, else when it is."""
     module = sys.modules.get(name)

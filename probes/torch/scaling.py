@@ -36,6 +36,8 @@ def _after_scaler(scaler, optimizer):
             label = state.label_of(optimizer)
             if isinstance(scaler._scale, Tensor):
                 put(state.frame(OPTIMIZER), SCALAR, label + "scale", scaler._scale)
+            if isinstance(scaler._growth_tracker, Tensor):
+                put(state.frame(OPTIMIZER), SCALAR, label + "growth_tracker", scaler._growth_tracker)
             native.scalar(state.frame(OPTIMIZER), SCALAR, label + "skipped", float(skipped))
             if skipped:
                 state.record_scalars(optimizer)

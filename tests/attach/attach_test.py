@@ -139,6 +139,47 @@ class Windows(Test):
         self.assertEqual({s[3] for s in steps.values()}, {"whole"})
         self.check_asleep(jobs)
 
+    def test_detach_of_one_rank_ends_the_window_on_all_of_them(self):
+        jobs = self.place.start_trainers(3)
+        attached = self.place.attach_in_background("--steps", 1_000_000)
+        done = self.place.run("detach", jobs[1].pid)
+        self.assertIn("3 ranks recorded", done.stderr)
+        _, said = attached.communicate(timeout=60)
+        self.assertEqual(attached.returncode, 0, said)
+        steps = self.place.steps_of("run")
+        self.assertEqual((len(steps), len(set(steps.values()))), (3, 1), steps)
+        self.check_asleep(jobs)
+
+    def test_a_window_that_lies_ahead_is_called_off_by_detach_and_by_ctrl_c_and_nothing_is_left(self):
+        jobs = self.place.start_trainers(2)
+        for name, status in ("detached", 125), ("interrupted", 130):
+            attached = self.place.attach_in_background("--from", 1_000_000_000, run=name)
+            begun = time.monotonic()
+            if name == "detached":
+                done = self.place.run("detach", "--all")
+                self.assertIn("2 ranks called off before step 1000000000", done.stderr)
+            else:
+                attached.send_signal(signal.SIGINT)
+            _, said = attached.communicate(timeout=60)
+            self.assertLess(time.monotonic() - begun, 5)
+            self.assertEqual(attached.returncode, status, said)
+            self.assertIn("no rank began step 1000000000", said)
+            self.assertIn("was not recorded: it was called off", said)
+            self.assertFalse((self.place.path / name).exists())
+            self.check_asleep(jobs)
+        self.assertEqual(self.place.attach(run="next").returncode, 0)
+
+    def test_a_job_that_ends_before_the_window_or_in_it_is_told_so(self):
+        self.place.start_trainers(2, steps=400)
+        done = self.place.attach("--from", 1_000_000_000, run="never", timeout=100)
+        self.assertEqual(done.returncode, 125, done.stderr)
+        self.assertIn("its process ended", done.stderr)
+        self.assertFalse((self.place.path / "never").exists())
+        self.place.start_trainers(2, steps=400)
+        done = self.place.attach("--steps", 1_000_000, run="cut", timeout=100)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertEqual(self.place.manifest("cut")["end_reason"], "the job's processes ended before the window did")
+
     def test_a_client_that_dies_is_as_good_as_a_detach(self):
         jobs = self.place.start_trainers(2)
         attached = self.place.attach_in_background("--steps", 1_000_000)

@@ -57,6 +57,21 @@ void check_nothing_left(const TemporaryFolder& folder) {
 
 }  // namespace
 
+TEST_CASE("a window that was recorded of a run from the start is replayed from a checkpoint right at it, and before it") {
+  for (const char* steps : {"8:10", "9:10"}) {
+    const TemporaryFolder folder;
+    const Words command = words(words({"record", "-o", folder / "window", "--steps", steps, "--"}, kMinigpt), {"--steps", "14"});
+    REQUIRE(run_forkpoint(command).status == 0);
+    const ProgramResult result = replay(window(folder, steps, {"--against", folder / "window"}), kMinigpt);
+    INFO(result.err << result.out);
+    CHECK(result.status == 0);
+    CHECK(result.out.starts_with("identical"));
+    // Without --steps nothing says that what came before was the same.
+    const ProgramResult whole = run_forkpoint({"diff", folder / "window", folder / "replay"});
+    CHECK(whole.status == 2);
+  }
+}
+
 TEST_CASE("a window between two checkpoints is replayed and is the same, with no step after it") {
   const TemporaryFolder folder;
   const ProgramResult result = replay(window(folder, "9:11", {"--against", original().run}), kMinigpt);

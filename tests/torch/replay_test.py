@@ -24,9 +24,10 @@ def replay(folder, name, steps, *arguments, against="run"):
 
 def resume(folder, name, *arguments):
     command = [FORKPOINT, "resume", "--checkpoint-at", 4, "--steps", 8, *PATTERN, "--json", "-o", f"{folder}/{name}"]
+    more = [word for word in arguments if word == "--more"]
     command += ["--level", "layer", "--save-args", "--out {checkpoint_dir} --every {step}"]
-    command += ["--resume-args", " ".join(["--from {checkpoint}", *arguments]), "--", sys.executable, PROGRAMS / PROGRAM]
-    return run(command)
+    command += ["--resume-args", " ".join(["--from {checkpoint}", *(word for word in arguments if word not in more)])]
+    return run(command + ["--", sys.executable, PROGRAMS / PROGRAM, *more])
 
 
 if __name__ == "__main__":
@@ -52,4 +53,16 @@ if __name__ == "__main__":
             verdict = verdict_of(resume(folder, lost, "--lose", lost))
             states = verdict["resume"]["state"]
             assert verdict["verdict"] == "diverged" and [s for s in states if s.startswith(state)], (lost, states, place(verdict))
+
+        clean = verdict_of(resume(folder, "more", "--more"))
+        assert clean["verdict"] == "identical", clean["reason"]
+        for lost, state, at in (("statistics", "buffers (running_mean of 4)", (4, "load", "4", "running_mean")),
+                                ("scale", "loss scale (scale)", (4, "optimizer", None, "scale")),
+                                ("average", "weights that no step trains (weight of kept.", (4, "optimizer", "kept.Sequential#2.0", "weight")),
+                                ("numpy", "random-number generator (numpy.rng)", (4, "state", None, "numpy.rng"))):
+            verdict = verdict_of(resume(folder, lost, "--more", "--lose", lost))
+            states = verdict["resume"]["state"]
+            assert [s for s in states if s.startswith(state)], (lost, states, place(verdict))
+            assert place(verdict) == ("diverged", *at), (lost, place(verdict))
+            assert verdict["cause"]["class"] == "state_restore", (lost, verdict["cause"])
     print("windows are replayed, and what a resume loses is named")
