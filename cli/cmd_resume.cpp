@@ -18,6 +18,7 @@
 #include "lib/cause_facts.h"
 #include "lib/diff.h"
 #include "lib/lost_state.h"
+#include "lib/verdict_text.h"
 
 namespace forkpoint {
 namespace fs = std::filesystem;
@@ -243,6 +244,11 @@ int resume(const Arguments& arguments) {
   const Verdict before = compare(request, "stopped", 0, request.checkpoint_at - 1);
   const bool comparable = before.outcome == Outcome::identical;
   const auto states = states_of(verdict, request, comparable);
+  constexpr int64_t kEnoughSteps = 3;
+  if (verdict.outcome == Outcome::identical && request.steps - request.checkpoint_at < kEnoughSteps) {
+    verdict.notes.push_back(fmt::format("only {} behind the resume: a schedule or a count that was not restored shows later",
+                                        counted(static_cast<uint64_t>(request.steps - request.checkpoint_at), "step")));
+  }
   if (!comparable) {
     take_back(request, before, &verdict);
   } else if (verdict.outcome != Outcome::diverged && job.end == JobEnd::short_of) {

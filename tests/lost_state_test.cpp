@@ -61,7 +61,7 @@ struct Found {
   Verdict verdict;  // straight against resumed
 };
 
-Found find(const Changes& changes, bool repeats = true) {
+Found find(const Changes& changes, bool repeats = true, bool is_resume = false) {
   const TemporaryFolder folder;
   RunBuilder straight(1), stopped(1), resumed(1);
   const Changes none;
@@ -75,6 +75,7 @@ Found find(const Changes& changes, bool repeats = true) {
   const Run a = Run::open(straight.write(folder / "a")), b = Run::open(stopped.write(folder / "b")), c = Run::open(resumed.write(folder / "c"));
   DiffOptions options;
   options.first_step = kResumed;
+  options.is_resume = is_resume;
   return {lost_states({repeats ? &a : nullptr, &b, &c, kResumed}), diff(a, c, options)};
 }
 
@@ -147,6 +148,18 @@ TEST_CASE("a buffer that one rank saved and all have loaded is none that was los
   const Run reset = Run::open(write("d", kResumed, false, true));
   CHECK(lost_states({&straight, &stopped, &reset, kResumed}).at(0) == "buffers (running_mean of head)");
   CHECK(diff(straight, reset).first->tensor == "running_mean");
+}
+
+TEST_CASE("a resume that has loaded nothing of the other's state is told at its load where it is known to be one") {
+  Changes all;
+  all.tensor = [](int64_t step, const std::string&, uint64_t seed) { return value(step == kPrologueStep || step >= kResumed ? seed + 1 : seed); };
+  const Found known = find(all, true, true);
+  REQUIRE(known.verdict.first.has_value());
+  CHECK(known.verdict.first->in_prologue);
+  CHECK(known.verdict.cause.cls == "state_restore");
+  const Found unknown = find(all);  // it may be another training
+  REQUIRE(unknown.verdict.first.has_value());
+  CHECK_FALSE(unknown.verdict.first->in_prologue);
 }
 
 TEST_CASE("weights that no step trains are in no load: what they are behind the first step names them") {

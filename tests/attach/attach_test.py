@@ -153,7 +153,7 @@ class Windows(Test):
     def test_a_window_that_lies_ahead_is_called_off_by_detach_and_by_ctrl_c_and_nothing_is_left(self):
         jobs = self.place.start_trainers(2)
         for name, status in ("detached", 125), ("interrupted", 130):
-            attached = self.place.attach_in_background("--from", 1_000_000_000, run=name)
+            attached = self.place.attach_in_background("--from", 1_000_000_000, run=name, state="ready")
             begun = time.monotonic()
             if name == "detached":
                 done = self.place.run("detach", "--all")

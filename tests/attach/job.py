@@ -78,11 +78,11 @@ class Place:
     def attach(self, *options, run="run", **more):
         return self.run("attach", "--all", "-o", run, *options, **more)
 
-    def attach_in_background(self, *options, run="run"):
+    def attach_in_background(self, *options, run="run", state="recording"):
         job = subprocess.Popen([FORKPOINT, "attach", "--all", "-o", run, *map(str, options)], env=self.environment(), cwd=self.path,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.jobs.append(job)
-        self.await_(self.ps, lambda jobs: jobs and all(j["state"] == "recording" for j in jobs), "all ranks recording")
+        self.await_(self.ps, lambda jobs: jobs and all(j["state"] == state for j in jobs), f"all ranks {state}")
         return job
 
     def shown(self, run):
