@@ -260,8 +260,7 @@ void Session::open_stream() {
   }
   appender_ = std::make_unique<StreamAppender>(*start_.settings, number_, *writer_, *start_.losses, *start_.limits, *start_.notes);
   if (start_.any_step) {
-    first_begun_ = start_.step;  // or an earlier one
-    first_is_said_ = start_.in_step && start_.step_wanted;
+    first_is_said_ = true;  // it is not known, and nothing was recorded before it
     appender_->begin_step(start_.step, start_.in_step && start_.step_wanted, start_.step_serial);
     if (!start_.in_step) appender_->end_step();
   }
@@ -270,8 +269,9 @@ void Session::open_stream() {
 
 // What is recorded before a step is from before the first one that the process began, recorded or not.
 void Session::note_first_step(const Event& event) {
+  if (first_is_said_) return;
   if (first_begun_ < 0) first_begun_ = event.step;
-  if (first_is_said_ || !event.wanted) return;
+  if (!event.wanted) return;
   first_is_said_ = true;
   if (event.step == first_begun_) return;
   HeaderAddition addition;
