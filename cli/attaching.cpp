@@ -205,6 +205,7 @@ void Attaching::look_for_interruptions() {
   interrupted_ = true;
   if (window_is_ahead()) {
     for (const auto& job : jobs_) job->ask(Message("call_off"), kAnswerMs);
+    give_up_ms_ = now_ms() + (now > 1 ? 0 : kEndingMs);
     return;
   }
   int64_t furthest = 0;
@@ -220,7 +221,7 @@ void Attaching::look_for_interruptions() {
 // A rank has gone: the others may wait for it for ever. They get as long as they move.
 void Attaching::end_the_rest(size_t lost) {
   give_up_ms_ = now_ms() + kEndingMs;
-  outcomes_[lost].ended = jobs_[lost]->is_gone();
+  outcomes_[lost].ended = outcomes_[lost].settled = jobs_[lost]->is_gone();
   outcomes_[lost].why = outcomes_[lost].ended ? "its process ended" : "it does not answer (is it stopped?)";
   settled_[lost] = true;
 }
@@ -232,11 +233,10 @@ bool Attaching::settled(size_t i) {
   if (!job.refresh(kAnswerMs)) return end_the_rest(i), true;
   if (job.step() != step && give_up_ms_ && !interrupted_) give_up_ms_ = now_ms() + kEndingMs;
   AttachOutcome& outcome = outcomes_[i];
-  outcome.may_hold_records = outcome.may_hold_records || job.state() == "recording";
   if (job.state() != "done") return false;
   outcome.recorded = job.status().text("recorded") == "1";
   outcome.why = job.status().text("why");
-  outcome.may_hold_records = outcome.may_hold_records || outcome.recorded;
+  outcome.settled = true;
   outcome.last_step = job.status().number("last").value_or(last_);
   job.ask(Message("release"), kAnswerMs);
   return settled_[i] = true;

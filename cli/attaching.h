@@ -28,7 +28,7 @@ struct AttachOutcome {
   int rank = 0;
   std::string who;
   bool recorded = false;
-  bool may_hold_records = false;  // it began to record
+  bool settled = false;           // it is done, or its process has ended: it writes nothing any more
   bool ended = false;             // its process has
   int64_t last_step = -1;         // that it was to record, where it was recorded
   std::string why = {};           // not recorded: a phrase

@@ -186,7 +186,7 @@ void Bisect::compare_with_recorded(const std::pair<WindowDone, WindowDone>& runs
       note(fmt::format("its command, run again, is not {}: {}", recorded, headline(verdict)));
   }
   if (!seen_ || !seen_->first || fork.first->step < seen_->first->step) return;
-  if (fork.first->step != seen_->first->step || fork.ranks_diverged != seen_->ranks_diverged)
+  if (fork.first->step != seen_->first->step || fork.first->rank != seen_->first->rank)
     note(fmt::format("another fork than that of the recorded runs: {}", headline(*seen_)));
 }
 

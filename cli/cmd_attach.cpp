@@ -9,6 +9,7 @@
 #include <chrono>
 #include <csignal>
 #include <filesystem>
+#include <map>
 #include <set>
 #include <thread>
 
@@ -179,6 +180,15 @@ int report(const std::string& folder, const Attaching& attaching, const std::vec
   return finished.all && recorded.records > 0 ? 0 : kNotAll;
 }
 
+// Whatever was seen of the ranks: no stream with a step is there, and no rank is left that may still write one.
+bool holds_nothing(const std::string& folder, const std::vector<AttachOutcome>& outcomes) {
+  remove_empty_streams(folder, outcomes);
+  std::error_code ignored;
+  return std::ranges::all_of(outcomes, [&](const AttachOutcome& outcome) {
+    return !outcome.recorded && outcome.settled && !fs::exists(folder + "/" + stream_file_name(outcome.rank), ignored);
+  });
+}
+
 // The folder as it was before.
 void empty_folder(const std::string& folder, bool was_there) {
   std::error_code ignored;
@@ -218,7 +228,7 @@ int attach(const Arguments& arguments) {
   }
   print_note(fmt::format("recording steps {} to {} of {}", attaching.first_step(), attaching.last_step(), counted(attaching.jobs().size(), "rank")));
   const std::vector<AttachOutcome> outcomes = attaching.wait();
-  if (std::ranges::none_of(outcomes, [](const AttachOutcome& outcome) { return outcome.recorded || outcome.may_hold_records; })) {
+  if (holds_nothing(folder, outcomes)) {
     empty_folder(folder, was_there);
     return report_nothing(attaching, outcomes);
   }
@@ -227,14 +237,45 @@ int attach(const Arguments& arguments) {
 
 bool is_attached(const Job& job) { return job.state() == "ready" || job.state() == "recording" || job.state() == "armed"; }
 
-// A window ends on all of its ranks at one step: the others of this machine that record into the same run.
-void add_others_of_run(std::vector<std::unique_ptr<Job>>* jobs) {
+using Jobs = std::vector<std::unique_ptr<Job>>;
+
+// By the run that they record into: a window ends on all of its ranks at one step, so that those of this machine that were not
+// named belong to it as well. Ranks that are being told of a window know no run yet: each by itself.
+std::vector<Jobs> by_run(Jobs jobs) {
+  std::map<std::string, Jobs> runs;
   std::set<int64_t> known;
-  std::set<std::string> runs;
-  for (const auto& job : *jobs) known.insert(job->pid()), runs.insert(job->status().text("run"));
-  for (auto& job : find_jobs().jobs) {
-    if (is_attached(*job) && runs.contains(job->status().text("run")) && known.insert(job->pid()).second) jobs->push_back(std::move(job));
+  for (auto& job : jobs) {
+    known.insert(job->pid());
+    const std::string run = job->status().text("run");
+    runs[run.empty() ? fmt::format(" {}", job->pid()) : run].push_back(std::move(job));
   }
+  for (auto& job : find_jobs().jobs) {
+    const auto run = runs.find(job->status().text("run"));
+    if (is_attached(*job) && run != runs.end() && known.insert(job->pid()).second) run->second.push_back(std::move(job));
+  }
+  std::vector<Jobs> out;
+  for (auto& [run, ranks] : runs) out.push_back(std::move(ranks));
+  return out;
+}
+
+bool end_window(const Jobs& jobs) {
+  double speed = 0;
+  int64_t end = reachable_step(jobs, kDetachMargin_s, &speed) - 2, first = 0;
+  for (const auto& job : jobs) first = std::max(first, job->status().number("first").value_or(0));
+  const bool is_ahead = end + 1 < first;  // no rank can be in the window yet
+  end = is_ahead ? first - 1 : std::max(end, first);
+  bool all = true;
+  for (const auto& job : jobs) {
+    const auto reply = job->ask(control::Message("end_at").set("step", end), 5000);
+    if (reply && reply->word == "status") continue;
+    // Done since we looked is as good.
+    if (job->refresh(5000) && job->state() != "recording") continue;
+    print_warning(fmt::format("{} could not be told: {}.", job->who(), reply ? reply->text("why") : "it does not answer"));
+    all = false;
+  }
+  print_note(is_ahead ? fmt::format("{} called off before step {}, the first that was to be recorded.", counted(jobs.size(), "rank"), first)
+                      : fmt::format("{} recorded up to step {} at most.", counted(jobs.size(), "rank"), end));
+  return all;
 }
 
 int detach(const Arguments& arguments) {
@@ -244,25 +285,9 @@ int detach(const Arguments& arguments) {
     print_note("none of these is attached.");
     return 0;
   }
-  add_others_of_run(&jobs);
-  double speed = 0;
-  int64_t end = reachable_step(jobs, kDetachMargin_s, &speed) - 2;
-  int64_t first = 0;
-  for (const auto& job : jobs) first = std::max(first, job->status().number("first").value_or(0));
-  const bool is_ahead = end + 1 < first;  // no rank can be in the window yet
-  end = is_ahead ? first - 1 : std::max(end, first);
-  int failed = 0;
-  for (const auto& job : jobs) {
-    const auto reply = job->ask(control::Message("end_at").set("step", end), 5000);
-    if (reply && reply->word == "status") continue;
-    // Done since we looked is as good.
-    if (job->refresh(5000) && job->state() != "recording") continue;
-    print_warning(fmt::format("{} could not be told: {}.", job->who(), reply ? reply->text("why") : "it does not answer"));
-    failed = kNotAll;
-  }
-  print_note(is_ahead ? fmt::format("{} called off before step {}, the first that was to be recorded.", counted(jobs.size(), "rank"), first)
-                      : fmt::format("{} recorded up to step {} at most.", counted(jobs.size(), "rank"), end));
-  return failed;
+  bool all = true;
+  for (const Jobs& ranks : by_run(std::move(jobs))) all = end_window(ranks) && all;
+  return all ? 0 : kNotAll;
 }
 
 }  // namespace
@@ -275,8 +300,8 @@ const Verb& attach_verb() {
       .about =
           "Wakes the sleeping probes of a job's ranks at one step common to all, records from its beginning on into a\n"
           "new run folder, and puts them back to sleep; the job goes on. A rank that cannot make it in time keeps all\n"
-          "from recording, and is named. Ctrl-C ends the window early, after a step common to all. Exit status: 0 the\n"
-          "window was recorded on all ranks; 1 not on all, or not to its end; 125 nothing was recorded.",
+          "from recording, and is named. Ctrl-C ends the window early, after a step common to all, or calls it off. Exit status: 0\n"
+          "the window was recorded on all ranks; 1 not on all, or not to its end; 125 nothing was recorded; 130 Ctrl-C.",
       .options = {{"job", 0, "NAME", "all ranks on this machine of the job of that name (FORKPOINT_JOB, else SLURM_JOB_ID)"},
                   {"all", 0, "", "all ranks on this machine that can be attached"},
                   {"output", 'o', "RUN", "folder to make (default: runs/NAME-YYYYmmdd-HHMMSS); never overwritten"},
@@ -301,8 +326,9 @@ const Verb& detach_verb() {
       .name = "detach",
       .summary = "end an attach early, at one step on all ranks",
       .usage = "detach PID... | --job NAME | --all",
-      .about = "Has the ranks end what `forkpoint attach` records of them, after a step common to all; the attach then completes\n"
-               "its run and ends as after the whole window.",
+      .about = "Has the ranks end what `forkpoint attach` records of them, after a step common to all, on this machine also those of\n"
+               "the run that are not named; the attach then completes its run and ends as after the whole window. A window that\n"
+               "lies ahead is called off: nothing is recorded then.",
       .options = {{"job", 0, "NAME", "all ranks on this machine of the job of that name"},
                   {"all", 0, "", "all that are attached on this machine"}},
       .examples = {{"forkpoint detach --all", "everything that is attached here"},

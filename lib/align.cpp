@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <map>
 #include <set>
 
@@ -11,6 +12,7 @@
 #include "lib/evaluation.h"
 #include "lib/generators.h"
 #include "lib/knobs.h"
+#include "lib/stream_facts.h"
 #include "lib/verdict_text.h"
 
 namespace forkpoint {
@@ -203,7 +205,7 @@ void collect_coverage_limits(const Run& a, const Run& b, const DiffOptions& opti
     const bool is_behind = text.starts_with(kBehindLastStepLimit) && options.last_step.has_value();
     const bool says_nothing_unseen = text.starts_with(kEvaluationLimit) || text.starts_with(kNotDeterministic) ||
                                      text.starts_with(kDeterministicMode) || is_behind;
-    if (in != 3 && text.starts_with(kUncalledLimit)) {
+    if (in != 3 && text.starts_with(kUncalledLimit) && !out->other_world) {
       out->uncalled_unseen_in = in == 1 ? 'A' : 'B';
       continue;
     }
@@ -227,6 +229,18 @@ int64_t first_step_of(const Run& run) {
   for (const auto& stream : run.streams()) {
     for (const StepSummary& step : stream->steps()) {
       if (step.step >= 0 && (first == kPrologueStep || step.step < first)) first = step.step;
+    }
+  }
+  return first;
+}
+
+int64_t first_begun(const Run& run) {
+  int64_t first = first_step_of(run);
+  for (const auto& stream : run.streams()) {
+    for (const auto& [name, value] : stream->header().facts) {
+      int64_t step = -1;
+      const auto [rest, wrong] = std::from_chars(value.data(), value.data() + value.size(), step);
+      if (name == kFirstBegunFact && wrong == std::errc() && step >= 0) first = std::min(first, step);
     }
   }
   return first;

@@ -92,5 +92,7 @@ bool step_base_known(const Run& run);
 
 // First step number (prologue aside) over all streams; kPrologueStep when there is none.
 int64_t first_step_of(const Run& run);
+// The step at which the run's processes began, recorded or not: the first recorded one where nothing else is said.
+int64_t first_begun(const Run& run);
 
 }  // namespace forkpoint

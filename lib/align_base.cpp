@@ -98,9 +98,10 @@ BaseByContent align_by_content(const Run& a, const Run& b, const std::vector<int
     return out;
   }
   if (same_initial_state(a, b, ranks)) {
-    return {true, begin_a - begin_b,
+    const int64_t begun_a = first_begun(a), begun_b = first_begun(b);  // with them the processes began
+    return {true, begun_a - begun_b,
             fmt::format("{}; their initial weights agree, so step {} of A and step {} of B were taken as the same step",
-                        who, begin_a, begin_b)};
+                        who, begun_a, begun_b)};
   }
   const HashStreamReader &lead_a = *a.stream_of(ranks[0]), &lead_b = *b.stream_of(ranks[0]);
   const auto steps_b = steps_of(lead_b);

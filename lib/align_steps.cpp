@@ -3,12 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <set>
 
 #include "lib/evaluation.h"
-#include "lib/stream_facts.h"
 #include "lib/verdict_text.h"
 
 namespace forkpoint {
@@ -121,17 +119,15 @@ size_t index_of_step(const HashStreamReader& stream, int64_t step, int64_t offse
   return found;
 }
 
-// The step at which the run's processes began, in its own numbers: the first recorded one where nothing else is said.
-int64_t first_begun(const Run& run) {
-  int64_t first = first_step_of(run);
-  for (const auto& stream : run.streams()) {
-    for (const auto& [name, value] : stream->header().facts) {
-      int64_t step = -1;
-      const auto [rest, wrong] = std::from_chars(value.data(), value.data() + value.size(), step);
-      if (name == kFirstBegunFact && wrong == std::errc() && step >= 0) first = std::min(first, step);
+// On any rank: something from before the first step.
+bool any_load(const Run& run, Level level) {
+  return std::ranges::any_of(run.streams(), [&](const auto& stream) {
+    const auto steps = stream->steps();
+    for (size_t i = 0; i < steps.size(); ++i) {
+      if (steps[i].step == kPrologueStep && has_content(*stream, i, level)) return true;
     }
-  }
-  return first;
+    return false;
+  });
 }
 
 void find_start(const Run& a, const Run& b, Alignment* out) {
@@ -140,6 +136,10 @@ void find_start(const Run& a, const Run& b, Alignment* out) {
   out->begin = out->begun = std::max(begin_a, begin_b);
   if (begin_a == kPrologueStep || begin_b == kPrologueStep) return;
   const int64_t begun_a = first_begun(a), begun_b = first_begun(b) + out->offset_b;
+  if (begin_a == begin_b && begun_a != begun_b && !(begun_b > begun_a ? any_load(b, out->level) : any_load(a, out->level))) {
+    out->begun = std::min(begun_a, begun_b);  // one was attached: it went on, and did not begin here
+    return;
+  }
   if (begin_a != begin_b || begun_a != begun_b) {
     out->start = std::pair(begin_b, begun_b) > std::pair(begin_a, begun_a) ? Start::b_later : Start::a_later;
   }

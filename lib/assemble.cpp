@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "lib/generators.h"
+
 #include <algorithm>
 
 namespace forkpoint {
@@ -109,6 +111,7 @@ void gather(const HashStreamReader& stream, size_t step_index, Level level, cons
   for (uint32_t row = 0; row < columns->size(); ++row) {
     const uint32_t site = columns->site[row];
     if ((columns->flags[row] & kRecordEval) != 0 || !is_at_level(stream.sites()[site], level)) continue;
+    if (!is_telling(stream, stream, stream.sites()[site])) continue;
     const Digest& key = stream.site_keys()[site];
     const RecordKey record{key.a, key.b, columns->micro_step[row], columns->call[row]};
     if (keep != nullptr && keep->count(record) == 0) continue;

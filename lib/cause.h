@@ -29,7 +29,7 @@ struct CauseFacts {
   int world_size = 1;
   bool everyone = false;           // all ranks (or all members) alike
   bool first_compared_step = false;
-  int64_t steps_since_begin = 0;   // from the first compared step
+  int64_t steps_since_begin = 0;   // from the step at which the later run began
   bool start_unseen = false;       // nothing before this step was compared (no initial state, or --steps begins here)
   std::string unseen_steps;        // "steps 11-19": not recorded between the last compared one and this
   bool other_world = false;        // put together from shards of another number of ranks

@@ -200,6 +200,10 @@ void look_at_steps_before(const OriginInput& input, const Origin& origin, CauseF
   const auto& steps = input.alignment.ranks[origin.pair].steps;
   if (origin.step_index == 0) {
     facts->start_unseen = input.loaded != Loaded::by_one || origin.step != input.alignment.begin;
+    const int64_t begun = input.alignment.begun;
+    if (!facts->start_unseen && begun < origin.step) {
+      facts->unseen_steps = counted(static_cast<uint64_t>(origin.step - begun), "step") + fmt::format(" from step {} on", begun);
+    }
     return;
   }
   const bool loaded = input.loaded == Loaded::by_both || input.loaded == Loaded::by_one;
@@ -242,8 +246,8 @@ CauseFacts known_facts(const OriginInput& input, const Origin& origin, const Div
   facts.stats_a = d.stats_a, facts.stats_b = d.stats_b;
   facts.level = input.alignment.level, facts.world_size = std::max(1, input.run_a.world_size());
   facts.everyone = origin.everyone, facts.permutation_only = origin.permuted;
-  facts.first_compared_step = origin.in_prologue || origin.step == input.alignment.begin;
-  facts.steps_since_begin = origin.in_prologue ? 0 : origin.step - input.alignment.begin;
+  facts.first_compared_step = origin.in_prologue || origin.step == input.alignment.begun;
+  facts.steps_since_begin = origin.in_prologue ? 0 : origin.step - input.alignment.begun;
   facts.collective_output = origin.collective_output, facts.collective_judged = origin.judged;
   facts.alike = origin.alike, facts.keeps_own_input = origin.keeps_own_input;
   facts.outputs_agree_a = origin.outputs_agree_a, facts.outputs_disagree_b = origin.outputs_disagree_b;

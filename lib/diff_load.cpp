@@ -149,16 +149,23 @@ void add_buffers(const Side& before, BufferValues* values) {
   }
 }
 
-// The buffers that differ at the end of the step that the later run begins with.
-std::set<StateKey> buffers_that_differ(const StreamJoin& join, const RankPair& pair, int64_t begin) {
-  std::set<StateKey> found;
+struct FirstStep {
+  std::set<StateKey> differ;  // buffers that do at its end
+  bool broadcasts = false;    // something is broadcast in it, in both runs
+};
+
+// Of the step that the later run begins with.
+FirstStep first_step_of(const StreamJoin& join, const RankPair& pair, int64_t begin) {
+  FirstStep found;
   for (const StepPair& step : pair.steps) {
     if (step.step != begin || step.occurrence != 0) continue;
     StepBuffers buffers;
     read_pair(join, pair, step, &buffers);
     const auto on_match = [&](uint32_t i, uint32_t j) {
       const Site& site = join.site(buffers.a.site[i]);
-      if (is_buffer(site) && site.phase == Phase::optimizer && !(buffers.a.digest[i] == buffers.b.digest[j])) found.insert(state_key(site));
+      found.broadcasts |= site.kind == Kind::collective && site.op.find("broadcast") != std::string::npos;
+      if (is_buffer(site) && site.phase == Phase::optimizer && !(buffers.a.digest[i] == buffers.b.digest[j]))
+        found.differ.insert(state_key(site));
     };
     match_step(join, buffers.a, buffers.b, step.complete, &buffers.scratch, on_match, [](uint32_t) {}, [](uint32_t) {});
   }
@@ -171,16 +178,17 @@ void take_buffers(const Alignment& alignment, const BufferValues& values, bool b
     auto& buffers = out->buffers[p];
     if (buffers.empty()) continue;
     const StreamJoin& join = joins->of(p);
-    std::set<StateKey> differ;
+    FirstStep first;
     try {
-      differ = buffers_that_differ(join, alignment.ranks[p], alignment.begin);
+      first = first_step_of(join, alignment.ranks[p], alignment.begin);
     } catch (const Error&) {  // the scan says so
     }
     std::erase_if(buffers, [&](const Difference& d) {
       const StateKey key = state_key(join.site(d.site));
       const Digest& loaded = b_later ? d.digest_b : d.digest_a;
       const auto known = values.find(key);
-      return !differ.contains(key) || (known != values.end() && known->second.contains({loaded.a, loaded.b}));
+      const bool is_some_rank_s = known != values.end() && known->second.contains({loaded.a, loaded.b});
+      return !first.differ.contains(key) || (first.broadcasts && is_some_rank_s);
     });
     auto& list = out->differences[p];
     list.insert(list.end(), buffers.begin(), buffers.end());

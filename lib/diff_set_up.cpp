@@ -64,21 +64,38 @@ bool set_aside(const Side& side, const std::map<SitePlace, uint32_t>& first_call
   return !first_calls.empty();
 }
 
-void set_aside_ahead(const Side& a, const Side& b, StepBuffers* buffers) {
-  const RowsAhead ahead_a = rows_ahead(a), ahead_b = rows_ahead(b);
-  std::map<SitePlace, uint32_t> first_a, first_b;
+// Calls of an op are the same where all of their parts are: so many of the last ones, for each op and micro-step.
+using OpPlace = std::pair<uint64_t, int32_t>;
+std::map<OpPlace, size_t> same_calls(const Side& a, const RowsAhead& ahead_a, const Side& b, const RowsAhead& ahead_b) {
+  std::map<OpPlace, size_t> same;
   for (const auto& [place, rows] : ahead_a) {
     const auto in_b = ahead_b.find(place);
-    const size_t same = in_b == ahead_b.end() ? 0 : same_last(a, rows, b, in_b->second);
-    if (rows.size() > same) first_a[place] = static_cast<uint32_t>(rows.size() - same);
-    if (in_b == ahead_b.end() || in_b->second.size() == same) continue;
-    first_b[place] = static_cast<uint32_t>(in_b->second.size() - same);
-    if (rows.size() == same) continue;
-    if (buffers->unsure_ahead == 0) buffers->unsure_site = place.first;
-    buffers->unsure_ahead += std::min(rows.size(), in_b->second.size()) - same;
+    const size_t here = in_b == ahead_b.end() ? 0 : same_last(a, rows, b, in_b->second);
+    const auto [known, fresh] = same.try_emplace({a.join->op(place.first), place.second}, here);
+    if (!fresh) known->second = std::min(known->second, here);
   }
-  for (const auto& [place, rows] : ahead_b) {
-    if (!ahead_a.contains(place)) first_b[place] = static_cast<uint32_t>(rows.size());
+  return same;
+}
+
+void set_aside_ahead(const Side& a, const Side& b, StepBuffers* buffers) {
+  const RowsAhead ahead_a = rows_ahead(a), ahead_b = rows_ahead(b);
+  const auto same = same_calls(a, ahead_a, b, ahead_b);
+  const auto kept = [&](const SitePlace& place) {
+    const auto found = same.find({a.join->op(place.first), place.second});
+    return found == same.end() ? size_t{0} : found->second;
+  };
+  std::map<SitePlace, uint32_t> first_a, first_b;
+  const auto take = [&](const RowsAhead& ahead, std::map<SitePlace, uint32_t>* first) {
+    for (const auto& [place, rows] : ahead) {
+      if (rows.size() > kept(place)) (*first)[place] = static_cast<uint32_t>(rows.size() - kept(place));
+    }
+  };
+  take(ahead_a, &first_a), take(ahead_b, &first_b);
+  for (const auto& [place, count] : first_a) {
+    const auto in_b = first_b.find(place);
+    if (in_b == first_b.end() || a.join->site(place.first).kind != Kind::collective) continue;
+    if (buffers->unsure_ahead == 0) buffers->unsure_site = place.first;
+    buffers->unsure_ahead += std::min(count, in_b->second);
   }
   const bool any_a = set_aside(a, first_a), any_b = set_aside(b, first_b);
   buffers->scratch.set_up = any_a || any_b;

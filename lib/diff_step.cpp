@@ -183,11 +183,24 @@ bool absorbed(StepView* view, size_t count) {
   return false;
 }
 
-// What a loss is multiplied with before backward(), recorded when the optimizer steps.
+// What a loss is multiplied with before backward(), recorded when the optimizer steps: of torch.amp ("scale", "SGD#2.scale")
+// and Megatron ("scaler.scale"). Not each number that is called a scale.
 bool is_loss_scale(const Site& site) {
   const std::string_view tensor = site.tensor;
-  const std::string_view last = tensor.substr(tensor.rfind('.') + 1);
-  return site.role == Role::scalar && site.phase == Phase::optimizer && (last == "scale" || last == "loss_scale");
+  const size_t dot = tensor.rfind('.');
+  const std::string_view last = tensor.substr(dot + 1), before = dot == tensor.npos ? std::string_view{} : tensor.substr(0, dot);
+  const bool of_loss = last == "loss_scale" || (last == "scale" && (before.empty() || before.ends_with("scaler") || before.find('#') != before.npos));
+  return site.role == Role::scalar && site.phase == Phase::optimizer && of_loss;
+}
+
+// A scale is lowered in the step in which a gradient is not finite, and is then what follows from it.
+bool any_nonfinite(const StepView& view) {
+  for (uint32_t row = 0; row < view.size(); ++row) {
+    const Site& site = view.site(row);
+    if (site.role != Role::gradient && site.role != Role::loss) continue;  // masks are infinite all the time
+    if (view.a().nonfinite[row] > 0 || (view.matched(row) && view.b().nonfinite[view.partner(row)] > 0)) return true;
+  }
+  return false;
 }
 
 // An op's own inputs come before its outputs, hyperparameters before the update that reads them and a loss's scale before
@@ -202,7 +215,7 @@ uint32_t causally_first(StepView* view, size_t begin) {
   for (size_t i = begin + 1; i < differences.size(); ++i) {
     const uint32_t other = differences[i];
     const Site& candidate = view->site(other);
-    if (scaled && is_loss_scale(candidate)) return other;
+    if (scaled && is_loss_scale(candidate) && !any_nonfinite(*view)) return other;
     if (is_op_output(site) && is_op_input(candidate) && view->same_instance(row, other)) return other;
     if (updated && candidate.phase == Phase::optimizer && is_hyperparameter(candidate)) return other;
   }

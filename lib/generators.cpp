@@ -19,15 +19,25 @@ bool says(const HashStreamReader& stream, const std::string& begin) {
   return std::ranges::any_of(stream.coverage_limits(), [&](const CoverageLimit& limit) { return limit.what.starts_with(begin); });
 }
 
+// What was recorded was seeded, be it behind the first step, unless the stream says that it cannot know.
+bool was_seeded(const HashStreamReader& stream, const Generator& generator) {
+  const auto is_it = [&](const Site& site) { return site.role == Role::rng && site.tensor == generator.tensor; };
+  return std::ranges::any_of(stream.sites(), is_it) && !says(stream, generator.unknown());
+}
+
 }  // namespace
 
-bool is_telling_generator(const HashStreamReader& a, const HashStreamReader& b, std::string_view tensor) {
-  for (const Generator& generator : kGenerators) {
-    if (tensor != generator.tensor) continue;
-    const auto was_seeded = [&](const HashStreamReader& stream) {
-      return !says(stream, generator.unknown()) && !says(stream, generator.unseen());
+bool is_telling(const HashStreamReader& a, const HashStreamReader& b, const Site& site) {
+  if (site.role != Role::rng) return true;
+  // Which one a masked name is cannot be told; those of PyTorch are tensors.
+  if (site.tensor.starts_with("~")) {
+    const auto unknown = [](const HashStreamReader& stream) {
+      return std::ranges::any_of(kGenerators, [&](const Generator& generator) { return says(stream, generator.unknown()); });
     };
-    return was_seeded(a) || was_seeded(b);
+    return site.kind == Kind::tensor || !(unknown(a) || unknown(b));
+  }
+  for (const Generator& generator : kGenerators) {
+    if (site.tensor == generator.tensor) return was_seeded(a, generator) || was_seeded(b, generator);
   }
   return true;
 }

@@ -10,9 +10,9 @@
 
 namespace forkpoint {
 
-// Does a record of this generator ("python.rng", "numpy.rng") say anything, equal or not? Only where one of the two
-// streams has seen it seeded. Of any other record: true.
-bool is_telling_generator(const HashStreamReader& a, const HashStreamReader& b, std::string_view tensor);
+// Does this record say anything, equal or not? Of a generator only where one of the two streams has seen it seeded: holds it,
+// and does not say that it may be nobody's. Of any other record: true.
+bool is_telling(const HashStreamReader& a, const HashStreamReader& b, const Site& site);
 
 // "whether Python's generator was seeded before the recording began": it was recorded.
 bool says_seeding_unknown(std::string_view limit);

@@ -117,6 +117,7 @@ class Finder {
 
   std::vector<std::string> find() {
     for (const auto& stream : runs_.stopped->streams()) add_buffers(read(stream.get(), runs_.first_step - 1));
+    for (const auto& stream : runs_.resumed->streams()) look_for_broadcasts(read(stream.get(), runs_.first_step));
     for (const auto& stream : runs_.resumed->streams()) {
       const int rank = stream->header().rank;
       compare_load(read(stream.get(), kPrologueStep), read(runs_.stopped->stream_of(rank), runs_.first_step - 1));
@@ -146,7 +147,7 @@ class Finder {
     return site.role == Role::parameter || site.role == Role::optimizer_state || site.role == Role::other;
   }
 
-  // One rank's may have been saved and given to all.
+  // One rank's may have been saved, loaded by all and broadcast before each use.
   void add_buffers(const std::optional<Step>& before) {
     for (size_t row = 0; before && row < before->size(); ++row) {
       const Site& site = before->site(row);
@@ -155,8 +156,16 @@ class Finder {
     }
   }
 
+  void look_for_broadcasts(const std::optional<Step>& first) {
+    for (size_t row = 0; first && row < first->size(); ++row) {
+      const Site& site = first->site(row);
+      broadcasts_ |= site.kind == Kind::collective && site.op.find("broadcast") != std::string::npos && first->counts(row);
+    }
+  }
+
   bool is_some_rank_s(const Step& load, size_t row) const {
     const Site& site = load.site(row);
+    if (!broadcasts_) return false;
     const auto known = buffers_.find({site.role, site.layer, site.tensor});
     return known != buffers_.end() && known->second.contains({load.columns.digest[row].a, load.columns.digest[row].b});
   }
@@ -304,6 +313,7 @@ class Finder {
   const ResumedRuns& runs_;
   std::map<std::string, Found> found_;
   std::map<StateKey, std::set<std::pair<uint64_t, uint64_t>>> buffers_;  // on any rank at the stop
+  bool broadcasts_ = false;  // in the first step of the resumed run
   std::map<std::string, std::string> rounded_;  // by the kind of state
 };
 

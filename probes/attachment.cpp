@@ -14,7 +14,7 @@ constexpr char kCalledOff[] = "it was called off";
 constinit Attachment attachment;
 
 const char* name(AttachState state) {
-  static constexpr const char* kNames[] = {"dormant", "listening", "armed", "ready", "recording", "finishing", "done"};
+  static constexpr const char* kNames[] = {"dormant", "listening", "armed", "armed", "ready", "recording", "finishing", "done"};
   return kNames[static_cast<uint32_t>(state)];
 }
 
@@ -125,7 +125,9 @@ void Attachment::finish(const Token& token, AttachState from, bool recorded, con
 void Attachment::before_step(const Token& token, int64_t step) {
   if (state() == AttachState::armed) {
     if (step >= first_.load()) return finish(token, AttachState::armed, false, "it had passed the first step when it was told");
-    if (change(AttachState::armed, AttachState::ready)) recorder.wake(window_.load());
+    if (!change(AttachState::armed, AttachState::waking)) return;
+    recorder.wake(window_.load());
+    change(AttachState::waking, AttachState::ready);
     return;
   }
   if (state() != AttachState::ready || step < first_.load()) {

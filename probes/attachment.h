@@ -4,7 +4,7 @@
 //
 //   dormant -> listening    awake, so that hooks count steps; nothing is recorded
 //   listening -> armed      a window [first, last] is known, and the host has not passed a step's begin since
-//   armed -> ready          it has, before `first`: the recorder has the window's settings
+//   armed -> waking -> ready  it has, before `first`: the recorder has the window's settings (nobody else acts while it wakes)
 //   ready -> recording      `first` has begun, and go() was called before
 //   -> finishing -> done    asleep again; the writer thread ends the stream; then there is an outcome, until release()
 //
@@ -20,7 +20,7 @@
 
 namespace forkpoint {
 
-enum class AttachState : uint32_t { dormant, listening, armed, ready, recording, finishing, done };
+enum class AttachState : uint32_t { dormant, listening, armed, waking, ready, recording, finishing, done };
 const char* name(AttachState state);
 
 class Attachment {

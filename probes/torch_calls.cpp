@@ -59,7 +59,7 @@ PythonObject* call_begin_step(FORKPOINT_CALL_PARAMETERS) {
   if (!arguments.good()) return nullptr;
   // Who names the steps by --step-on has them counted by that alone.
   if (!recorder.is_awake() || has_step_mark()) return none();
-  // Behind the last step that is wanted a rank waits, for seconds: threads of the program that save a checkpoint must not.
+  // Behind the last step that is wanted a rank waits, for seconds: threads of the program that save a checkpoint go on.
   void* const thread = recorder.is_past_last_step(step) ? api->PyEval_SaveThread() : nullptr;
   enter([=](const Token& token) {
     recorder.set_step_base(token, base);

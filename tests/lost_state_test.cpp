@@ -122,7 +122,7 @@ TEST_CASE("a buffer that was not restored is where the runs part, if the step be
 TEST_CASE("a buffer that one rank saved and all have loaded is none that was lost") {
   const TemporaryFolder folder;
   // Two ranks whose running means differ, as of DistributedDataParallel, which broadcasts rank 0's before each forward.
-  const auto write = [&](const char* name, int64_t first, bool loads_own, bool zeros) {
+  const auto write = [&](const char* name, int64_t first, bool loads_own, bool zeros, bool broadcasts = true) {
     RunBuilder run(2);
     for (int rank = 0; rank < 2; ++rank) {
       const auto mean = [&](int64_t step, int of) { return value(static_cast<uint64_t>(step + 10) * 97 + static_cast<uint64_t>(of)); };
@@ -132,6 +132,7 @@ TEST_CASE("a buffer that one rank saved and all have loaded is none that was los
       for (int64_t step = first; step < kEnd; ++step) {
         // In a resumed run the generator is lost.
         at.step(step).at(Phase::state).state("torch.rng", Role::rng, first > 0 ? 5 : 4);
+        if (broadcasts) at.collective("broadcast", "", "world", {0, 1}).output("output", mean(step - 1 + (first > 0 ? 50 : 0), 0));
         at.at(Phase::optimizer, "head").add(Role::parameter, "weight", value(static_cast<uint64_t>(101 + step) + (first > 0 ? 50 : 0)));
         at.add(Role::other, "running_mean", mean(step + (first > 0 ? 50 : 0), rank));
       }
@@ -148,6 +149,12 @@ TEST_CASE("a buffer that one rank saved and all have loaded is none that was los
   const Run reset = Run::open(write("d", kResumed, false, true));
   CHECK(lost_states({&straight, &stopped, &reset, kResumed}).at(0) == "buffers (running_mean of head)");
   CHECK(diff(straight, reset).first->tensor == "running_mean");
+  // Where nobody broadcasts them it was lost: rank 1 has another's.
+  const Run alone = Run::open(write("e", 0, true, false, false)), given = Run::open(write("f", kResumed, false, false, false));
+  CHECK(lost_states({&alone, &alone, &given, kResumed}).at(0) == "buffers (running_mean of head)");
+  const Verdict lost = diff(alone, given);
+  CHECK(lost.first->tensor == "running_mean");
+  CHECK(lost.first->rank == 1);
 }
 
 TEST_CASE("a resume that has loaded nothing of the other's state is told at its load where it is known to be one") {
@@ -182,6 +189,23 @@ TEST_CASE("a loss's scale that was not restored is where the runs part, and no b
   CHECK(found.verdict.first->tensor == "scale");
   CHECK(found.verdict.cause.cls == "state_restore");
   CHECK_FALSE(found.verdict.first->pointing.has_value());
+}
+
+TEST_CASE("a loss's scale that was lowered since a gradient is not finite is what follows from it") {
+  const TemporaryFolder folder;
+  const auto write = [&](const char* name, bool broken) {
+    RunBuilder run(1);
+    RankBuilder& rank = run.rank(0);
+    for (int64_t step = 0; step < 3; ++step) {
+      const bool now = broken && step == 1;
+      rank.step(step).backward("fc").add(Role::gradient, "weight.grad", now ? with_nan(9) : value(9));
+      rank.at(Phase::optimizer).scalar("scaler.scale", now ? 512 : 1024);  // recorded when it has been updated
+    }
+    return run.write(folder / name);
+  };
+  const Verdict v = diff(Run::open(write("a", false)), Run::open(write("b", true)), {});
+  REQUIRE(v.first.has_value());
+  CHECK(v.first->layer == "fc");
 }
 
 TEST_CASE("an optimizer that begins anew has no state to compare: what is missing is named") {

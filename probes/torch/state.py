@@ -254,7 +254,8 @@ class _Seeding:
     def __call__(self, *args, **kwargs):
         # torch puts back what it has saved (dynamo, around each frame that it compiles): nobody was seeded by that.
         if not sys._getframe(1).f_globals.get("__name__", "").startswith("torch."):
-            _seeded.add(self._module)
+            # Who only puts a state back need not have seeded the one that was saved.
+            (_seeded if self.__name__ == "seed" else _older).add(self._module)
         return self.__wrapped__(*args, **kwargs)
 
     def __getattr__(self, name):

@@ -41,6 +41,9 @@ def goes_on(folder, *words):
     if "--static" not in words:  # there the second step is as the first, but for the map of used parameters
         expect(messages(f"{folder}/run", AT), later, "the messages of the straight job and of a later step of the resumed one")
     assert first != later, f"the buckets of the first step are no others: {first}"
+    if "--static" in words:
+        expect(later, first[1:], "in its second step what it sends is as in the first, but for the map of used parameters")
+        assert later != messages(f"{folder}/run", AT + 1), f"the buckets of the second step are no others: {later}"
     expect((verdict["verdict"], verdict["first"]), ("identical", None), f"{words}: {verdict['reason']} {verdict['notes']}")
     said = [n for n in verdict["notes"] if f"of step {AT} carry the same elements in another layout: all_reduce of" in n]
     expect(len(said), 1, f"{words}: the note that says so, in {verdict['notes']}")
