@@ -245,12 +245,14 @@ bool Attaching::settled(size_t i) {
 // Whoever ends one rank's window (`forkpoint detach` on its machine) does not reach the others.
 void Attaching::compare_ends() {
   int64_t furthest = -1;
-  for (const AttachOutcome& outcome : outcomes_) furthest = std::max(furthest, outcome.recorded ? outcome.last_step : -1);
+  for (const AttachOutcome& outcome : outcomes_)
+    furthest = std::max(furthest, outcome.recorded ? outcome.last_step : -1);
   if (furthest >= 0) last_ = std::min(last_, furthest);
   for (AttachOutcome& outcome : outcomes_) {
     if (!outcome.recorded || outcome.last_step >= furthest) continue;
     outcome.recorded = false;
-    outcome.why = fmt::format("it was told to end with step {}, and others went on to step {}", outcome.last_step, furthest);
+    outcome.why =
+        fmt::format("it was told to end with step {}, and others went on to step {}", outcome.last_step, furthest);
   }
 }
 

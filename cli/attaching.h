@@ -28,10 +28,10 @@ struct AttachOutcome {
   int rank = 0;
   std::string who;
   bool recorded = false;
-  bool settled = false;           // it is done, or its process has ended: it writes nothing any more
-  bool ended = false;             // its process has
-  int64_t last_step = -1;         // that it was to record, where it was recorded
-  std::string why = {};           // not recorded: a phrase
+  bool settled = false;    // it is done, or its process has ended: it writes nothing any more
+  bool ended = false;      // its process has
+  int64_t last_step = -1;  // that it was to record, where it was recorded
+  std::string why = {};    // not recorded: a phrase
 };
 
 class Attaching {

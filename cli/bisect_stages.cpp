@@ -139,10 +139,10 @@ void Bisect::not_again(const std::string& where, int64_t tries) {
     verdict.notes.push_back(fmt::format("seen before: {}", headline(*seen_)));
   }
   if (other_contents_) {
-    verdict.notes.push_back(
-        fmt::format("the two arms' checkpoints of {} are not the same, so the arms have parted before; steps behind it were not "
-                    "looked at (without --bad-checkpoint they are)",
-                    counted(static_cast<uint64_t>(*other_contents_), "step")));
+    verdict.notes.push_back(fmt::format(
+        "the two arms' checkpoints of {} are not the same, so the arms have parted before; steps behind it were not "
+        "looked at (without --bad-checkpoint they are)",
+        counted(static_cast<uint64_t>(*other_contents_), "step")));
   }
   verdict.notes.push_back(
       "a fault that comes rarely (a race, memory that nobody wrote, a flipped bit), or one that recording makes rarer "
@@ -173,14 +173,16 @@ void Bisect::tell_which_repeats(const std::pair<WindowDone, WindowDone>& runs, c
   }
 }
 
-// Commands that compute something else than when they were recorded, and another fork than the recorded one, are an answer to
-// another question.
-void Bisect::compare_with_recorded(const std::pair<WindowDone, WindowDone>& runs, const BisectWindow& window, const Verdict& fork) {
+// Commands that compute something else than when they were recorded, and another fork than the recorded one, are an
+// answer to another question.
+void Bisect::compare_with_recorded(const std::pair<WindowDone, WindowDone>& runs, const BisectWindow& window,
+                                   const Verdict& fork) {
   if (request_.good.run.empty() || request_.bad.run.empty()) return;
   DiffOptions options;
   options.first_step = window.first, options.last_step = window.last;
   options.loads = false;
-  for (const auto& [recorded, again] : {std::pair(request_.good.run, runs.first.run), std::pair(request_.bad.run, runs.second.run)}) {
+  for (const auto& [recorded, again] :
+       {std::pair(request_.good.run, runs.first.run), std::pair(request_.bad.run, runs.second.run)}) {
     const Verdict verdict = diff(Run::open(recorded), Run::open(again), options);
     if (verdict.outcome == Outcome::diverged)
       note(fmt::format("its command, run again, is not {}: {}", recorded, headline(verdict)));
@@ -303,7 +305,9 @@ BisectResult Bisect::run() {
     note(fmt::format("the script's first bad step is {}: the arms part before it", *script_step_));
   }
   if (result_.verdict.outcome == Outcome::identical && request_.good.command == request_.bad.command) {
-    note("both arms are one command, and what it computed twice is the same: a fault that comes and goes need not have come");
+    note(
+        "both arms are one command, and what it computed twice is the same: a fault that comes and goes need not have "
+        "come");
   }
   result_.verdict.notes.insert(result_.verdict.notes.end(), notes_.begin(), notes_.end());
   result_.windows = jobs_.windows(), result_.steps = jobs_.steps(), result_.seconds = jobs_.seconds();

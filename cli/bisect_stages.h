@@ -47,7 +47,8 @@ class Bisect {
   void not_again(const std::string& where, int64_t times);
   bool may_have_launches() const;
   BisectWindow window_around(const ForkRange& range) const;
-  void compare_with_recorded(const std::pair<WindowDone, WindowDone>& runs, const BisectWindow& window, const Verdict& fork);
+  void compare_with_recorded(const std::pair<WindowDone, WindowDone>& runs, const BisectWindow& window,
+                             const Verdict& fork);
   void tell_which_repeats(const std::pair<WindowDone, WindowDone>& runs, const BisectWindow& window);
 
   // A stage's costs are those of the windows between begin and end.

@@ -131,8 +131,9 @@ std::optional<ForkRange> Bisect::from_commands() {
   const auto [first, last] = steps_of_request();
   if (!jobs_.common_start(last)) return record_all(first, last);
   if (const auto start = jobs_.common_start(first); start && request_.good.checkpoints == request_.bad.checkpoints) {
-    note(fmt::format("both arms begin at the good arm's checkpoint of {}: what the bad one does before it is not looked at",
-                     counted(static_cast<uint64_t>(*start), "step")));
+    note(fmt::format(
+        "both arms begin at the good arm's checkpoint of {}: what the bad one does before it is not looked at",
+        counted(static_cast<uint64_t>(*start), "step")));
   }
   if (request_.good.checkpoints != request_.bad.checkpoints) {
     if (const auto range = by_contents(first, last)) return range;
@@ -296,8 +297,9 @@ std::optional<ForkRange> Bisect::from_script() {
   const auto [first, last] = steps_of_request();
   begin_stage();
   if (const StepAnswer answer = ask_script(last); answer != StepAnswer::differs) {
-    const std::string said = answer == StepAnswer::same ? fmt::format("calls step {} good", last)
-                                                        : fmt::format("cannot tell step {} (exit status {})", last, kSkip);
+    const std::string said = answer == StepAnswer::same
+                                 ? fmt::format("calls step {} good", last)
+                                 : fmt::format("cannot tell step {} (exit status {})", last, kSkip);
     end_stage("script", said);
     result_.verdict.reason = fmt::format("the script {}, the last one that was to be looked at", said);
     return std::nullopt;

@@ -158,7 +158,7 @@ Finished finish(const std::string& folder, const Manifest& before, const AttachR
     manifest.notes.push_back(fmt::format("{} was not recorded to the end: {}", outcome.who, outcome.why));
   }
   manifest.exit_status = -1;
-  manifest.end_reason = !any_goes_on                 ? "the job's processes ended before the window did"
+  manifest.end_reason = !any_goes_on                  ? "the job's processes ended before the window did"
                         : attaching.was_interrupted() ? "detached before the window's end"
                                                       : "detached, the job went on";
   if (!finished.all) manifest.state = RunState::died;
@@ -198,8 +198,10 @@ void empty_folder(const std::string& folder, bool was_there) {
 
 // No rank came to the window.
 int report_nothing(const Attaching& attaching, const std::vector<AttachOutcome>& outcomes) {
-  for (const AttachOutcome& outcome : outcomes) print_warning(fmt::format("{} was not recorded: {}.", outcome.who, outcome.why));
-  print_error(Error(fmt::format("no rank began step {}, the window's first.", attaching.first_step()), "Nothing is recorded."));
+  for (const AttachOutcome& outcome : outcomes)
+    print_warning(fmt::format("{} was not recorded: {}.", outcome.who, outcome.why));
+  print_error(
+      Error(fmt::format("no rank began step {}, the window's first.", attaching.first_step()), "Nothing is recorded."));
   return interruptions > 0 ? kInterrupted : kOwnFailure;
 }
 
@@ -235,12 +237,14 @@ int attach(const Arguments& arguments) {
   return report(folder, attaching, outcomes, finish(folder, manifest, request, attaching, outcomes));
 }
 
-bool is_attached(const Job& job) { return job.state() == "ready" || job.state() == "recording" || job.state() == "armed"; }
+bool is_attached(const Job& job) {
+  return job.state() == "ready" || job.state() == "recording" || job.state() == "armed";
+}
 
 using Jobs = std::vector<std::unique_ptr<Job>>;
 
-// By the run that they record into: a window ends on all of its ranks at one step, so that those of this machine that were not
-// named belong to it as well. Ranks that are being told of a window know no run yet: each by itself.
+// By the run that they record into: a window ends on all of its ranks at one step, so that those of this machine that
+// were not named belong to it as well. Ranks that are being told of a window know no run yet: each by itself.
 std::vector<Jobs> by_run(Jobs jobs) {
   std::map<std::string, Jobs> runs;
   std::set<int64_t> known;
@@ -251,7 +255,8 @@ std::vector<Jobs> by_run(Jobs jobs) {
   }
   for (auto& job : find_jobs().jobs) {
     const auto run = runs.find(job->status().text("run"));
-    if (is_attached(*job) && run != runs.end() && known.insert(job->pid()).second) run->second.push_back(std::move(job));
+    if (is_attached(*job) && run != runs.end() && known.insert(job->pid()).second)
+      run->second.push_back(std::move(job));
   }
   std::vector<Jobs> out;
   for (auto& [run, ranks] : runs) out.push_back(std::move(ranks));
@@ -273,7 +278,8 @@ bool end_window(const Jobs& jobs) {
     print_warning(fmt::format("{} could not be told: {}.", job->who(), reply ? reply->text("why") : "it does not answer"));
     all = false;
   }
-  print_note(is_ahead ? fmt::format("{} called off before step {}, the first that was to be recorded.", counted(jobs.size(), "rank"), first)
+  print_note(is_ahead ? fmt::format("{} called off before step {}, the first that was to be recorded.",
+                                    counted(jobs.size(), "rank"), first)
                       : fmt::format("{} recorded up to step {} at most.", counted(jobs.size(), "rank"), end));
   return all;
 }
@@ -300,9 +306,12 @@ const Verb& attach_verb() {
       .about =
           "Wakes the sleeping probes of a job's ranks at one step common to all, records from its beginning on into a\n"
           "new run folder, and puts them back to sleep; the job goes on. A rank that cannot make it in time keeps all\n"
-          "from recording, and is named. Ctrl-C ends the window early, after a step common to all, or calls it off. Exit status: 0\n"
-          "the window was recorded on all ranks; 1 not on all, or not to its end; 125 nothing was recorded; 130 Ctrl-C.",
-      .options = {{"job", 0, "NAME", "all ranks on this machine of the job of that name (FORKPOINT_JOB, else SLURM_JOB_ID)"},
+          "from recording, and is named. Ctrl-C ends the window early, after a step common to all, or calls it off. "
+          "Exit status: 0\n"
+          "the window was recorded on all ranks; 1 not on all, or not to its end; 125 nothing was recorded; 130 "
+          "Ctrl-C.",
+      .options = {{"job", 0, "NAME",
+                   "all ranks on this machine of the job of that name (FORKPOINT_JOB, else SLURM_JOB_ID)"},
                   {"all", 0, "", "all ranks on this machine that can be attached"},
                   {"output", 'o', "RUN", "folder to make (default: runs/NAME-YYYYmmdd-HHMMSS); never overwritten"},
                   {"level", 0, "step|layer", "how fine: step (default); layer: every layer too"},
@@ -322,20 +331,22 @@ const Verb& attach_verb() {
 }
 
 const Verb& detach_verb() {
-  static const Verb verb{
-      .name = "detach",
-      .summary = "end an attach early, at one step on all ranks",
-      .usage = "detach PID... | --job NAME | --all",
-      .about = "Has the ranks end what `forkpoint attach` records of them, after a step common to all, on this machine also those of\n"
-               "the run that are not named; the attach then completes its run and ends as after the whole window. A window that\n"
-               "lies ahead is called off: nothing is recorded then.",
-      .options = {{"job", 0, "NAME", "all ranks on this machine of the job of that name"},
-                  {"all", 0, "", "all that are attached on this machine"}},
-      .examples = {{"forkpoint detach --all", "everything that is attached here"},
-                   {"forkpoint detach --job pretrain", "all ranks of one job on this machine"}},
-      .max_positional = 1u << 16,
-      .trouble_status = kOwnFailure,
-      .run = detach};
+  static const Verb verb{.name = "detach",
+                         .summary = "end an attach early, at one step on all ranks",
+                         .usage = "detach PID... | --job NAME | --all",
+                         .about =
+                             "Has the ranks end what `forkpoint attach` records of them, after a step common to all, "
+                             "on this machine also those of\n"
+                             "the run that are not named; the attach then completes its run and ends as after the "
+                             "whole window. A window that\n"
+                             "lies ahead is called off: nothing is recorded then.",
+                         .options = {{"job", 0, "NAME", "all ranks on this machine of the job of that name"},
+                                     {"all", 0, "", "all that are attached on this machine"}},
+                         .examples = {{"forkpoint detach --all", "everything that is attached here"},
+                                      {"forkpoint detach --job pretrain", "all ranks of one job on this machine"}},
+                         .max_positional = 1u << 16,
+                         .trouble_status = kOwnFailure,
+                         .run = detach};
   return verb;
 }
 

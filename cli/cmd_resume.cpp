@@ -94,8 +94,8 @@ bool is_saved(const std::string& directory, const ResumeRequest& request) {
   }
 }
 
-// Step K is over on all ranks: until its checkpoint is whole. The job is held a while and then goes on, as a save in the
-// background may be ended by a later step.
+// Step K is over on all ranks: until its checkpoint is whole. The job is held a while and then goes on, as a save in
+// the background may be ended by a later step.
 class SaveWait {
  public:
   SaveWait(const std::string& directory, const ResumeRequest& request) : directory_(directory), request_(request) {}
@@ -105,7 +105,8 @@ class SaveWait {
     if (!begun_) begun_ = now;
     if (!said_ && now - *begun_ > std::chrono::seconds(3)) {
       said_ = true;
-      print_note(fmt::format("{} steps are done; waiting for a whole checkpoint of them in {}", request_.checkpoint_at, directory_));
+      print_note(fmt::format("{} steps are done; waiting for a whole checkpoint of them in {}", request_.checkpoint_at,
+                             directory_));
     }
     return false;
   }
@@ -188,12 +189,14 @@ Verdict compare(const ResumeRequest& request, const char* with, int64_t first_st
   return diff(a, b, options);
 }
 
-// A training that does not repeat itself says nothing about a resume: what differs behind it has no cause that could be told.
+// A training that does not repeat itself says nothing about a resume: what differs behind it has no cause that could be
+// told.
 void take_back(const ResumeRequest& request, const Verdict& before, Verdict* verdict) {
   verdict->outcome = Outcome::incomparable;
   const bool differs = before.outcome == Outcome::diverged;
-  verdict->reason = differs ? fmt::format("the command does not repeat itself before the stop: {}", headline(before))
-                            : fmt::format("whether the command repeats itself before the stop cannot be told: {}", before.reason);
+  verdict->reason =
+      differs ? fmt::format("the command does not repeat itself before the stop: {}", headline(before))
+              : fmt::format("whether the command repeats itself before the stop cannot be told: {}", before.reason);
   verdict->first.reset();
   verdict->also_first.clear();
   verdict->ranks_diverged.clear();
@@ -246,8 +249,9 @@ int resume(const Arguments& arguments) {
   const auto states = states_of(verdict, request, comparable);
   constexpr int64_t kEnoughSteps = 3;
   if (verdict.outcome == Outcome::identical && request.steps - request.checkpoint_at < kEnoughSteps) {
-    verdict.notes.push_back(fmt::format("only {} behind the resume: a schedule or a count that was not restored shows later",
-                                        counted(static_cast<uint64_t>(request.steps - request.checkpoint_at), "step")));
+    verdict.notes.push_back(
+        fmt::format("only {} behind the resume: a schedule or a count that was not restored shows later",
+                    counted(static_cast<uint64_t>(request.steps - request.checkpoint_at), "step")));
   }
   if (!comparable) {
     take_back(request, before, &verdict);

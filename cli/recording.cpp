@@ -15,9 +15,9 @@
 #include "cli/machine.h"
 #include "cli/probe_file.h"
 #include "lib/cause_facts.h"
-#include "lib/stream_facts.h"
 #include "lib/probe_contract.h"
 #include "lib/retry_report.h"
+#include "lib/stream_facts.h"
 
 namespace forkpoint {
 namespace fs = std::filesystem;

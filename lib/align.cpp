@@ -212,7 +212,8 @@ void collect_coverage_limits(const Run& a, const Run& b, const DiffOptions& opti
     const std::string unknown = seeding_unknown_for(text);  // of the other run: nothing is compared, as in two of this
     const bool is_generator = says_seeding_unknown(text) || (!unknown.empty() && seen.count(unknown) != 0);
     // What one run has not seen, the other has: nothing says that it is equal.
-    if (in != 3 && options.limits_alike && !says_nothing_unseen && !is_generator) out->blockers.push_back("not seen: " + one_sided);
+    if (in != 3 && options.limits_alike && !says_nothing_unseen && !is_generator)
+      out->blockers.push_back("not seen: " + one_sided);
   }
 }
 

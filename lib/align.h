@@ -33,7 +33,8 @@ struct RankPair {
   size_t prologue_other = kNoStep; // ... and that run's own prologue, if it has one
 };
 
-// later: is recorded from a later step on than the other run or, where both are from one step on, was begun at a later one.
+// later: is recorded from a later step on than the other run or, where both are from one step on, was begun at a later
+// one.
 enum class Start : uint8_t { together, a_later, b_later };
 
 // Was a checkpoint loaded between the common past of the two runs and the steps that are compared?
@@ -65,7 +66,7 @@ struct Alignment {
   bool levels_differ = false;
   Start start = Start::together;
   int64_t begin = 0;                    // first step of the run that begins later, in A's numbers
-  int64_t begun = 0;                    // the step at which its process began, recorded or not: its load is from before that
+  int64_t begun = 0;  // the step at which its process began, recorded or not: its load is from before that
   int64_t offset_b = 0;                 // B's step number + offset = A's
   bool prologue_compared = false;
   std::vector<std::string> blockers;    // sentences; any of them: incomparable unless diverged

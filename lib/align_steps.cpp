@@ -136,7 +136,8 @@ void find_start(const Run& a, const Run& b, Alignment* out) {
   out->begin = out->begun = std::max(begin_a, begin_b);
   if (begin_a == kPrologueStep || begin_b == kPrologueStep) return;
   const int64_t begun_a = first_begun(a), begun_b = first_begun(b) + out->offset_b;
-  if (begin_a == begin_b && begun_a != begun_b && !(begun_b > begun_a ? any_load(b, out->level) : any_load(a, out->level))) {
+  if (begin_a == begin_b && begun_a != begun_b &&
+      !(begun_b > begun_a ? any_load(b, out->level) : any_load(a, out->level))) {
     out->begun = std::min(begun_a, begun_b);  // one was attached: it went on, and did not begin here
     return;
   }

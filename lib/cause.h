@@ -50,7 +50,7 @@ struct CauseFacts {
   // A collective's output.
   bool collective_output = false, collective_judged = true, alike = false, keeps_own_input = false;
   bool outputs_agree_a = false, outputs_disagree_b = false;
-  bool inputs_relaid = false;      // a member's messages are laid out anew: their elements agree together, not each
+  bool inputs_relaid = false;  // a member's messages are laid out anew: their elements agree together, not each
   std::vector<int> members, unknown_members;
 
   // Replicas: ranks that hold this tensor, equal in run A and not in run B.

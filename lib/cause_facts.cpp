@@ -202,7 +202,8 @@ void look_at_steps_before(const OriginInput& input, const Origin& origin, CauseF
     facts->start_unseen = input.loaded != Loaded::by_one || origin.step != input.alignment.begin;
     const int64_t begun = input.alignment.begun;
     if (!facts->start_unseen && begun < origin.step) {
-      facts->unseen_steps = counted(static_cast<uint64_t>(origin.step - begun), "step") + fmt::format(" from step {} on", begun);
+      facts->unseen_steps =
+          counted(static_cast<uint64_t>(origin.step - begun), "step") + fmt::format(" from step {} on", begun);
     }
     return;
   }
@@ -228,7 +229,8 @@ void look_at_structure(const OriginInput& input, const Origin& origin, CauseFact
     facts->messages_differ |= calls.step <= facts->first.step && !(calls.outputs_seen && calls.outputs_same);
     // Members may call their communicator by other names.
     const Site& site = input.joins.of(calls.pair).site(calls.site);
-    const bool same_family = site.op == facts->site.op && (calls.pair != origin.pair || site.communicator == facts->site.communicator);
+    const bool same_family =
+        site.op == facts->site.op && (calls.pair != origin.pair || site.communicator == facts->site.communicator);
     facts->inputs_relaid |= facts->collective_output && calls.step == facts->first.step && same_family;
   }
 }

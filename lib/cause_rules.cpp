@@ -93,11 +93,13 @@ void decide_scalar(const CauseFacts& facts, Cause* cause) {
   }
   if (facts.loaded == Loaded::by_one && facts.steps_since_begin <= 1) {
     // A schedule that was not restored shows a step later where the optimizer's own copy of the rate was.
-    decide(cause, "state_restore", facts.steps_since_begin == 0 ? Classes{"state_restore"} : Classes{"state_restore", "hyperparameter"});
+    decide(cause, "state_restore",
+           facts.steps_since_begin == 0 ? Classes{"state_restore"} : Classes{"state_restore", "hyperparameter"});
     cause->evidence.push_back("one run loaded a checkpoint between the common past and this step");
   } else if (facts.loaded == Loaded::by_one) {
     decide(cause, "hyperparameter", {"hyperparameter", "state_restore"});
-    cause->evidence.push_back(fmt::format("one run loaded a checkpoint, and {} behind that agree", counted(static_cast<uint64_t>(facts.steps_since_begin), "step")));
+    cause->evidence.push_back(fmt::format("one run loaded a checkpoint, and {} behind that agree",
+                                          counted(static_cast<uint64_t>(facts.steps_since_begin), "step")));
   } else if (facts.loaded == Loaded::by_both) {
     const bool at_once = facts.first_compared_step || facts.first.in_prologue;
     decide(cause, at_once ? "state_restore" : "hyperparameter", {"state_restore", "hyperparameter"});
@@ -210,9 +212,10 @@ void decide_collective(const CauseFacts& facts, Cause* cause) {
   }
   cause->evidence.push_back(
       facts.inputs_relaid
-          ? fmt::format("the inputs of every member ({}) hold the same elements together, in messages that are laid out in "
-                        "another way: whether each lies where it did was not compared",
-                        rank_list(facts.members))
+          ? fmt::format(
+                "the inputs of every member ({}) hold the same elements together, in messages that are laid out in "
+                "another way: whether each lies where it did was not compared",
+                rank_list(facts.members))
           : fmt::format("the recorded inputs agree on every member ({})", rank_list(facts.members)));
   const bool flipped = facts.pointing && facts.pointing->bit >= 0;
   if (facts.keeps_own_input) {

@@ -353,9 +353,11 @@ std::string why_not_minigpt(const Checkpoint& checkpoint, const std::vector<List
   if (!has(files, "COMPLETE")) return "COMPLETE is missing, which is written last";
   const Json complete = Json::parse(small_text(checkpoint.path + "/COMPLETE"), nullptr, false);
   const auto ranks = complete.is_object() ? complete.find("ranks") : complete.end();
-  if (ranks == complete.end() || !ranks->is_number_unsigned()) return "COMPLETE does not say how many ranks there are: it is cut or damaged";
+  if (ranks == complete.end() || !ranks->is_number_unsigned())
+    return "COMPLETE does not say how many ranks there are: it is cut or damaged";
   std::vector<std::string> names = {"model.safetensors", "optimizer.safetensors"};
-  for (uint64_t rank = 0; rank < std::min<uint64_t>(ranks->get<uint64_t>(), files.size()); ++rank) names.push_back(fmt::format("rank-{:04}.json", rank));
+  for (uint64_t rank = 0; rank < std::min<uint64_t>(ranks->get<uint64_t>(), files.size()); ++rank)
+    names.push_back(fmt::format("rank-{:04}.json", rank));
   for (const std::string& name : names) {
     if (!has(files, name)) return fmt::format("{} is missing", name);
   }

@@ -75,8 +75,8 @@ void add_blockers(const Findings& findings, const Coverage& coverage, std::vecto
     blockers->insert(blockers->end(), findings.loads.unmatched.begin(), findings.loads.unmatched.end());
   }
   if (rest_unseen(findings)) {
-    blockers->push_back(fmt::format("not seen: {}, as long as nobody calls them, in run {}; the other recorded more", kUncalledLimit,
-                                    alignment.uncalled_unseen_in));
+    blockers->push_back(fmt::format("not seen: {}, as long as nobody calls them, in run {}; the other recorded more",
+                                    kUncalledLimit, alignment.uncalled_unseen_in));
   }
   blockers->insert(blockers->end(), findings.set_up.unsure.begin(), findings.set_up.unsure.end());
   blockers->insert(blockers->end(), findings.relaid.not_shown.begin(), findings.relaid.not_shown.end());
@@ -108,8 +108,8 @@ void add_common_notes(const Findings& findings, Verdict* verdict) {
         fmt::format("run {} begins at step {}: compared from {} on, and what it loaded with run {}'s state at "
                     "the end of step {}",
                     b_later ? 'B' : 'A', alignment.begun,
-                    alignment.begun == alignment.begin ? "there" : fmt::format("step {}", alignment.begin), b_later ? 'A' : 'B',
-                    alignment.begun - 1));
+                    alignment.begun == alignment.begin ? "there" : fmt::format("step {}", alignment.begin),
+                    b_later ? 'A' : 'B', alignment.begun - 1));
   }
   append(findings.set_up.sentences);
   append(findings.structure.sentences);

@@ -23,7 +23,7 @@ struct DiffOptions {
   bool limits_alike = true;                      // what only one run declares as not seen forbids the word identical
   std::function<void(uint64_t done, uint64_t total)> progress;  // called from one thread at a time
   bool loads = true;                             // hold what was loaded before the first step against the other run's state
-  bool is_resume = false;                        // the later run is known to have loaded the other's state, whatever it shows
+  bool is_resume = false;  // the later run is known to have loaded the other's state, whatever it shows
 };
 
 // Never throws for damaged input that Run::open accepted: damage becomes a Gap in the verdict.

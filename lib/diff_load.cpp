@@ -37,7 +37,8 @@ std::map<StateKey, uint32_t> states_after_update(const Side& side) {
   std::map<StateKey, uint32_t> last;
   for (uint32_t row = 0; row < side.columns.size(); ++row) {
     const Site& site = side.site(row);
-    if (site.phase == Phase::optimizer && (is_state(site) || is_buffer(site)) && (side.columns.flags[row] & kRecordEval) == 0)
+    if (site.phase == Phase::optimizer && (is_state(site) || is_buffer(site)) &&
+        (side.columns.flags[row] & kRecordEval) == 0)
       last[state_key(site)] = row;
   }
   return last;
@@ -47,7 +48,12 @@ std::map<StateKey, uint32_t> states_after_update(const Side& side) {
 class LoadComparison {
  public:
   LoadComparison(const StreamJoin& join, bool b_later, int rank, size_t pair, Loads* out)
-      : join_(join), b_later_(b_later), rank_(rank), out_(*out), differences_(out->differences[pair]), buffers_(out->buffers[pair]) {}
+      : join_(join),
+        b_later_(b_later),
+        rank_(rank),
+        out_(*out),
+        differences_(out->differences[pair]),
+        buffers_(out->buffers[pair]) {}
 
   // initial: the other run's own prologue; without rows where it has none.
   void run(const Side& load, const Side& before, const Side& initial) {
@@ -83,7 +89,8 @@ class LoadComparison {
     }
     if (initial_states.empty()) out_.resumed |= equal_parameters > 0 && equal_parameters * 2 >= parameters;
     for (const auto& [key, row] : states) {
-      if (loaded.count(key) == 0 && is_state(before.site(row))) missing.push_back(place_text({}, std::get<1>(key), {}, std::get<2>(key)));
+      if (loaded.count(key) == 0 && is_state(before.site(row)))
+        missing.push_back(place_text({}, std::get<1>(key), {}, std::get<2>(key)));
     }
     const char later = b_later_ ? 'B' : 'A';
     if (!unmatched.empty()) {
@@ -104,8 +111,10 @@ class LoadComparison {
     const auto found = states.find(state_key(load.site(row)));
     if (found == states.end()) return;
     const Difference d = pair_of(load, row, before, found->second);
-    if (is_difference(d.same)) buffers_.push_back(d);
-    else if (d.same != Same::resharded) ++out_.compared;
+    if (is_difference(d.same))
+      buffers_.push_back(d);
+    else if (d.same != Same::resharded)
+      ++out_.compared;
   }
 
   static std::map<StateKey, uint32_t> all_states(const Side& side) {
@@ -138,8 +147,8 @@ class LoadComparison {
   std::vector<Difference>& buffers_;
 };
 
-// Of a buffer, what any rank holds: where a job saves one rank's and gives it to all (DistributedDataParallel), the others
-// load what was never theirs, and broadcast it over whatever they hold before they use it.
+// Of a buffer, what any rank holds: where a job saves one rank's and gives it to all (DistributedDataParallel), the
+// others load what was never theirs, and broadcast it over whatever they hold before they use it.
 using BufferValues = std::map<StateKey, std::set<std::pair<uint64_t, uint64_t>>>;
 
 void add_buffers(const Side& before, BufferValues* values) {
@@ -167,12 +176,14 @@ FirstStep first_step_of(const StreamJoin& join, const RankPair& pair, int64_t be
       if (is_buffer(site) && site.phase == Phase::optimizer && !(buffers.a.digest[i] == buffers.b.digest[j]))
         found.differ.insert(state_key(site));
     };
-    match_step(join, buffers.a, buffers.b, step.complete, &buffers.scratch, on_match, [](uint32_t) {}, [](uint32_t) {});
+    match_step(
+        join, buffers.a, buffers.b, step.complete, &buffers.scratch, on_match, [](uint32_t) {}, [](uint32_t) {});
   }
   return found;
 }
 
-// Those that tell where the runs part: what the later run loaded is no rank's, and the step behind it did not make up for that.
+// Those that tell where the runs part: what the later run loaded is no rank's, and the step behind it did not make up
+// for that.
 void take_buffers(const Alignment& alignment, const BufferValues& values, bool b_later, Joins* joins, Loads* out) {
   for (size_t p = 0; p < out->buffers.size(); ++p) {
     auto& buffers = out->buffers[p];
@@ -254,7 +265,8 @@ Loads compare_loads(const Alignment& alignment, bool is_resume, Joins* joins) {
           ? fmt::format("run {0} begins at step {1}, and nothing shows that it began with run {2}'s state at the end "
                         "of step {3} (to compare only the steps from there on: --steps {1}:N)",
                         later, alignment.begin, earlier, alignment.begin - 1)
-          : fmt::format("run {0} began at step {1} and is recorded from step {2} on: what it had there is not known to have been "
+          : fmt::format("run {0} began at step {1} and is recorded from step {2} on: what it had there is not known to "
+                        "have been "
                         "run {3}'s (to compare only the steps from there on: --steps {2}:N)",
                         later, alignment.begun, alignment.begin, earlier));
   return nothing;

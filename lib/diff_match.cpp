@@ -139,8 +139,7 @@ StreamJoin::StreamJoin(const HashStreamReader& a, const HashStreamReader& b, Lev
   for (uint32_t joint = 0; joint < keys_.size(); ++joint) {
     ops_.push_back(op_key(site(joint)));
     const bool left_out = (one_at_launch && is_left_to_launches(site(joint))) ||
-                          (collectives_apart_ && is_of_collective(site(joint))) ||
-                          !is_telling(a, b, site(joint));
+                          (collectives_apart_ && is_of_collective(site(joint))) || !is_telling(a, b, site(joint));
     wanted_.push_back(is_at_level(site(joint), level) && !left_out ? 1 : 0);
     all_wanted_ &= wanted_.back() != 0;
   }

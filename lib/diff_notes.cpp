@@ -210,11 +210,11 @@ SetUpNotes set_up_notes(const Scan& scan, const Alignment& alignment, Joins* joi
                     counted(all.ahead, "record"), alignment.begin));
   }
   if (all.used_map > 0) {
-    out.sentences.push_back(
-        fmt::format("{} of all-reduces of int32, 0 or 1 on each rank, that one run alone called in step {}, in which it "
-                    "begins, were compared with nothing: so does DistributedDataParallel with a static graph tell the "
-                    "ranks which parameters are used",
-                    counted(all.used_map, "record"), alignment.begin));
+    out.sentences.push_back(fmt::format(
+        "{} of all-reduces of int32, 0 or 1 on each rank, that one run alone called in step {}, in which it "
+        "begins, were compared with nothing: so does DistributedDataParallel with a static graph tell the "
+        "ranks which parameters are used",
+        counted(all.used_map, "record"), alignment.begin));
   }
   for (const auto& [name, found] : unsure) {
     out.unsure.push_back(

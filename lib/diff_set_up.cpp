@@ -25,7 +25,7 @@ struct Side {
   uint32_t site(size_t row) const { return in_b ? join->site_of_b(columns->site[row]) : columns->site[row]; }
 };
 
-using SitePlace = std::pair<uint32_t, int32_t>;  // joint site, micro-step
+using SitePlace = std::pair<uint32_t, int32_t>;                // joint site, micro-step
 using RowsAhead = std::map<SitePlace, std::vector<uint32_t>>;  // by call
 
 RowsAhead rows_ahead(const Side& side) {
@@ -41,7 +41,8 @@ RowsAhead rows_ahead(const Side& side) {
 }
 
 // How many of the last calls of a site are the same, bit by bit.
-size_t same_last(const Side& a, const std::vector<uint32_t>& rows_a, const Side& b, const std::vector<uint32_t>& rows_b) {
+size_t same_last(const Side& a, const std::vector<uint32_t>& rows_a, const Side& b,
+                 const std::vector<uint32_t>& rows_b) {
   const size_t most = std::min(rows_a.size(), rows_b.size());
   size_t same = 0;
   for (; same < most; ++same) {
@@ -58,8 +59,10 @@ bool set_aside(const Side& side, const std::map<SitePlace, uint32_t>& first_call
   for (size_t row = 0; row < columns.size(); ++row) {
     const auto found = first_calls.find({side.site(row), columns.micro_step[row]});
     if (found == first_calls.end() || (columns.flags[row] & kClassFlags) != 0) continue;
-    if (columns.call[row] >= found->second) columns.call[row] -= found->second;
-    else columns.flags[row] |= kRecordSetUp;
+    if (columns.call[row] >= found->second)
+      columns.call[row] -= found->second;
+    else
+      columns.flags[row] |= kRecordSetUp;
   }
   return !first_calls.empty();
 }
@@ -153,8 +156,10 @@ bool set_aside_used_maps(const Side& side, const Side& other) {
     if (found == maps.end()) continue;
     uint32_t& call = side.columns->call[row];
     const auto behind = found->second.lower_bound(call);
-    if (behind != found->second.end() && *behind == call) side.columns->flags[row] |= kRecordSetUp;
-    else call -= static_cast<uint32_t>(std::distance(found->second.begin(), behind));
+    if (behind != found->second.end() && *behind == call)
+      side.columns->flags[row] |= kRecordSetUp;
+    else
+      call -= static_cast<uint32_t>(std::distance(found->second.begin(), behind));
   }
   return true;
 }

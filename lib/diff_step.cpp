@@ -1,7 +1,6 @@
 #include "lib/diff_step.h"
 
 #include <algorithm>
-#include <array>
 #include <string_view>
 #include <unordered_map>
 
@@ -9,11 +8,6 @@
 
 namespace forkpoint {
 namespace {
-
-bool contains_layer(const std::string& outer, const std::string& inner) {
-  return inner.size() > outer.size() && inner.compare(0, outer.size(), outer) == 0 &&
-         (outer.empty() || inner[outer.size()] == '.');
-}
 
 bool is_source(const Site& site) {
   return site.role == Role::batch || site.role == Role::rng || site.role == Role::sampler || is_hyperparameter(site);
@@ -183,13 +177,16 @@ bool absorbed(StepView* view, size_t count) {
   return false;
 }
 
-// What a loss is multiplied with before backward(), recorded when the optimizer steps: of torch.amp ("scale", "SGD#2.scale")
-// and Megatron ("scaler.scale"). Not each number that is called a scale.
+// What a loss is multiplied with before backward(), recorded when the optimizer steps: of torch.amp ("scale",
+// "SGD#2.scale") and Megatron ("scaler.scale"). Not each number that is called a scale.
 bool is_loss_scale(const Site& site) {
   const std::string_view tensor = site.tensor;
   const size_t dot = tensor.rfind('.');
-  const std::string_view last = tensor.substr(dot + 1), before = dot == tensor.npos ? std::string_view{} : tensor.substr(0, dot);
-  const bool of_loss = last == "loss_scale" || (last == "scale" && (before.empty() || before.ends_with("scaler") || before.find('#') != before.npos));
+  const std::string_view last = tensor.substr(dot + 1),
+                         before = dot == tensor.npos ? std::string_view{} : tensor.substr(0, dot);
+  const bool of_loss =
+      last == "loss_scale" ||
+      (last == "scale" && (before.empty() || before.ends_with("scaler") || before.find('#') != before.npos));
   return site.role == Role::scalar && site.phase == Phase::optimizer && of_loss;
 }
 
@@ -203,8 +200,8 @@ bool any_nonfinite(const StepView& view) {
   return false;
 }
 
-// An op's own inputs come before its outputs, hyperparameters before the update that reads them and a loss's scale before
-// the loss and its gradients, whatever the order in which the recorder was handed them.
+// An op's own inputs come before its outputs, hyperparameters before the update that reads them and a loss's scale
+// before the loss and its gradients, whatever the order in which the recorder was handed them.
 uint32_t causally_first(StepView* view, size_t begin) {
   const auto& differences = view->differences();
   const uint32_t row = differences[begin];
@@ -337,35 +334,6 @@ void collect_collectives(const StepView& view, RankStep* out) {
 }
 
 }  // namespace
-
-bool is_op_input(const Site& site) {
-  if (site.role == Role::input) return true;
-  const bool computing = site.phase == Phase::forward || site.phase == Phase::backward;
-  return computing && (site.role == Role::parameter || site.role == Role::batch || site.role == Role::rng);
-}
-
-bool is_op_output(const Site& site) {
-  switch (site.role) {
-    case Role::output: case Role::gradient: case Role::loss: return true;
-    case Role::parameter: case Role::optimizer_state: return site.phase == Phase::optimizer;
-    default: return false;
-  }
-}
-
-bool is_hyperparameter(const Site& site) {
-  static constexpr std::array<std::string_view, 16> kNames = {
-      "lr", "learning_rate", "weight_decay", "wd", "momentum", "dampening", "eps", "beta1", "beta2", "betas",
-      "loss_scale", "scale", "clip", "max_norm", "clip_norm", "dropout"};
-  if (site.role != Role::scalar) return false;
-  const std::string_view tensor = site.tensor;
-  const size_t dot = tensor.rfind('.');
-  const std::string_view last = dot == std::string_view::npos ? tensor : tensor.substr(dot + 1);
-  return std::find(kNames.begin(), kNames.end(), last) != kNames.end();
-}
-
-bool related_layers(const std::string& left, const std::string& right) {
-  return left == right || contains_layer(left, right) || contains_layer(right, left);
-}
 
 RankStep analyse_step(const StreamJoin& join, const StepColumns& a, const StepColumns& b, const StepPair& step,
                       const RecordKeys& differing_when_assembled, MatchScratch* scratch) {

@@ -72,6 +72,7 @@ OpInputs inputs_of(const StreamJoin& join, const StepColumns& a, const StepColum
 bool is_op_input(const Site& site);   // what the op reads
 bool is_op_output(const Site& site);  // what it writes
 bool is_hyperparameter(const Site& site);
+bool contains_layer(const std::string& outer, const std::string& inner);  // "blocks.3": "blocks.3.mlp"; "": all others
 // One of the two is the other or contains it: "blocks.3.mlp" and "blocks.3.mlp.fc1".
 bool related_layers(const std::string& left, const std::string& right);
 

@@ -127,8 +127,7 @@ std::string reason_for(const CauseFacts& facts, const Verdict& verdict) {
   if (facts.collective_output && facts.collective_judged) {
     how = facts.inputs_relaid ? "every member's inputs hold the same elements together and the output differs"
                               : "every member's input agrees and the output differs";
-  }
-  else if (facts.site.role == Role::input && !facts.layout_differs)
+  } else if (facts.site.role == Role::input && !facts.layout_differs)
     how = "this input differs, though nothing recorded before it does";
   else if (!facts.inputs_agree.empty() && facts.inputs_differ.empty() && facts.site.role != Role::input)
     how = "its inputs agree and it differs";

@@ -10,7 +10,8 @@ namespace forkpoint {
 
 // How a coverage limit begins that says no more than that evaluations were not recorded as a whole.
 inline constexpr std::string_view kEvaluationLimit = "records of an evaluation";
-// What an attached run does not see of a program: modules that rest, which a run that saw them being made records as evaluations.
+// What an attached run does not see of a program: modules that rest, which a run that saw them being made records as
+// evaluations.
 inline constexpr std::string_view kUncalledLimit = "modules that were made before the recording began";
 // What a program did behind its last step belongs to none that is compared by its number.
 inline constexpr std::string_view kBehindLastStepLimit =

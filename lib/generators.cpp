@@ -10,13 +10,18 @@ namespace {
 
 struct Generator {
   std::string_view tensor, whose;
-  std::string unknown() const { return fmt::format("whether {} generator was seeded before the recording began", whose); }
-  std::string unseen() const { return fmt::format("the state of {} generator, which was not seen to be seeded", whose); }
+  std::string unknown() const {
+    return fmt::format("whether {} generator was seeded before the recording began", whose);
+  }
+  std::string unseen() const {
+    return fmt::format("the state of {} generator, which was not seen to be seeded", whose);
+  }
 };
 constexpr std::array<Generator, 2> kGenerators = {{{"python.rng", "Python's"}, {"numpy.rng", "NumPy's"}}};
 
 bool says(const HashStreamReader& stream, const std::string& begin) {
-  return std::ranges::any_of(stream.coverage_limits(), [&](const CoverageLimit& limit) { return limit.what.starts_with(begin); });
+  return std::ranges::any_of(stream.coverage_limits(),
+                             [&](const CoverageLimit& limit) { return limit.what.starts_with(begin); });
 }
 
 // What was recorded was seeded, be it behind the first step, unless the stream says that it cannot know.
@@ -32,7 +37,8 @@ bool is_telling(const HashStreamReader& a, const HashStreamReader& b, const Site
   // Which one a masked name is cannot be told; those of PyTorch are tensors.
   if (site.tensor.starts_with("~")) {
     const auto unknown = [](const HashStreamReader& stream) {
-      return std::ranges::any_of(kGenerators, [&](const Generator& generator) { return says(stream, generator.unknown()); });
+      return std::ranges::any_of(kGenerators,
+                                 [&](const Generator& generator) { return says(stream, generator.unknown()); });
     };
     return site.kind == Kind::tensor || !(unknown(a) || unknown(b));
   }
@@ -43,7 +49,8 @@ bool is_telling(const HashStreamReader& a, const HashStreamReader& b, const Site
 }
 
 bool says_seeding_unknown(std::string_view limit) {
-  return std::ranges::any_of(kGenerators, [&](const Generator& generator) { return limit.starts_with(generator.unknown()); });
+  return std::ranges::any_of(kGenerators,
+                             [&](const Generator& generator) { return limit.starts_with(generator.unknown()); });
 }
 
 std::string seeding_unknown_for(std::string_view limit) {

@@ -135,10 +135,21 @@ class Finder {
   struct Found {
     std::string name, where;
   };
-  static constexpr const char* kOrder[] = {"dtype", "weights", "master weights", "buffers", "weights that no step trains", "momentum", "second moments",
-                                           "step count of the optimizer", "state of the optimizer", "loss scale",
-                                           "schedule (learning rate)", "settings of the optimizer", "random-number generator",
-                                           "position in the data", "data"};
+  static constexpr const char* kOrder[] = {"dtype",
+                                           "weights",
+                                           "master weights",
+                                           "buffers",
+                                           "weights that no step trains",
+                                           "momentum",
+                                           "second moments",
+                                           "step count of the optimizer",
+                                           "state of the optimizer",
+                                           "loss scale",
+                                           "schedule (learning rate)",
+                                           "settings of the optimizer",
+                                           "random-number generator",
+                                           "position in the data",
+                                           "data"};
   using StateKey = std::tuple<Role, std::string, std::string>;
 
   void add(const std::string& kind, const std::string& where) { found_.try_emplace(kind, Found{kind, where}); }
@@ -152,14 +163,16 @@ class Finder {
     for (size_t row = 0; before && row < before->size(); ++row) {
       const Site& site = before->site(row);
       const Digest& digest = before->columns.digest[row];
-      if (site.phase == Phase::optimizer && site.role == Role::other) buffers_[{site.role, site.layer, site.tensor}].insert({digest.a, digest.b});
+      if (site.phase == Phase::optimizer && site.role == Role::other)
+        buffers_[{site.role, site.layer, site.tensor}].insert({digest.a, digest.b});
     }
   }
 
   void look_for_broadcasts(const std::optional<Step>& first) {
     for (size_t row = 0; first && row < first->size(); ++row) {
       const Site& site = first->site(row);
-      broadcasts_ |= site.kind == Kind::collective && site.op.find("broadcast") != std::string::npos && first->counts(row);
+      broadcasts_ |=
+          site.kind == Kind::collective && site.op.find("broadcast") != std::string::npos && first->counts(row);
     }
   }
 
@@ -268,8 +281,8 @@ class Finder {
     }
   }
 
-  // Averages of the weights, teachers and the like are not in a load: what they are behind the first step shows it, where that
-  // has trained the same weights in both.
+  // Averages of the weights, teachers and the like are not in a load: what they are behind the first step shows it,
+  // where that has trained the same weights in both.
   void compare_kept(const Step& a, const Step& b) {
     const auto is_weight = [](const Site& site) {
       return site.phase == Phase::optimizer && (site.role == Role::parameter || site.role == Role::other);
@@ -313,7 +326,7 @@ class Finder {
   const ResumedRuns& runs_;
   std::map<std::string, Found> found_;
   std::map<StateKey, std::set<std::pair<uint64_t, uint64_t>>> buffers_;  // on any rank at the stop
-  bool broadcasts_ = false;  // in the first step of the resumed run
+  bool broadcasts_ = false;                                              // in the first step of the resumed run
   std::map<std::string, std::string> rounded_;  // by the kind of state
 };
 

@@ -1,4 +1,5 @@
-// Facts in a stream's header that mean something to its readers (others are compared as they are, or name a rank's place).
+// Facts in a stream's header that mean something to its readers (others are compared as they are, or name a rank's
+// place).
 #pragma once
 
 namespace forkpoint {

@@ -14,7 +14,8 @@ constexpr char kCalledOff[] = "it was called off";
 constinit Attachment attachment;
 
 const char* name(AttachState state) {
-  static constexpr const char* kNames[] = {"dormant", "listening", "armed", "armed", "ready", "recording", "finishing", "done"};
+  static constexpr const char* kNames[] = {"dormant", "listening", "armed",     "armed",
+                                           "ready",   "recording", "finishing", "done"};
   return kNames[static_cast<uint32_t>(state)];
 }
 

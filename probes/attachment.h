@@ -1,14 +1,15 @@
-// What `forkpoint attach` has asked of this process, and how far it is. The agent's thread asks; the threads of the host carry
-// it out where steps begin and end, so that a recording begins exactly with a step. No lock: each change of state is made
-// by whoever wins it.
+// What `forkpoint attach` has asked of this process, and how far it is. The agent's thread asks; the threads of the
+// host carry it out where steps begin and end, so that a recording begins exactly with a step. No lock: each change of
+// state is made by whoever wins it.
 //
 //   dormant -> listening    awake, so that hooks count steps; nothing is recorded
 //   listening -> armed      a window [first, last] is known, and the host has not passed a step's begin since
-//   armed -> waking -> ready  it has, before `first`: the recorder has the window's settings (nobody else acts while it wakes)
-//   ready -> recording      `first` has begun, and go() was called before
+//   armed -> waking -> ready  it has, before `first`: the recorder has the window's settings (nobody else acts while it
+//   wakes) ready -> recording      `first` has begun, and go() was called before
 //   -> finishing -> done    asleep again; the writer thread ends the stream; then there is an outcome, until release()
 //
-// A rank that has passed `first`, or that was not told to go before the end of the step in front of it, records nothing.
+// A rank that has passed `first`, or that was not told to go before the end of the step in front of it, records
+// nothing.
 #pragma once
 
 #include <atomic>

@@ -22,58 +22,58 @@ inline constexpr int kPythonFileInput = 257;             // Py_file_input
 using PythonFastFunction = PythonObject* (*)(PythonObject* self, PythonObject* const* arguments, ptrdiff_t count,
                                              PythonObject* keywords);
 
-#define FORKPOINT_PYTHON_FUNCTIONS(X)                                                                                   \
-  X(int, Py_IsInitialized, ())                                                                                          \
-  X(int, Py_AddPendingCall, (int (*call)(void*), void* argument))                                                       \
-  X(const char*, Py_GetVersion, ())                                                                                     \
-  X(PythonObject*, PyInterpreterState_Get, ())                                                                          \
-  X(int64_t, PyInterpreterState_GetID, (PythonObject*))                                                                 \
-  X(void, Py_IncRef, (PythonObject*))                                                                                   \
-  X(void, Py_DecRef, (PythonObject*))                                                                                   \
-  X(void, PyErr_Fetch, (PythonObject**, PythonObject**, PythonObject**))                                                \
-  X(void, PyErr_Restore, (PythonObject*, PythonObject*, PythonObject*))                                                 \
-  X(void, PyErr_NormalizeException, (PythonObject**, PythonObject**, PythonObject**))                                   \
-  X(void*, PyEval_SaveThread, ())                                                                                       \
-  X(void, PyEval_RestoreThread, (void*))                                                                                \
-  X(PythonObject*, PyErr_Occurred, ())                                                                                  \
-  X(int, PyErr_ExceptionMatches, (PythonObject*))                                                                       \
-  X(void, PyErr_Clear, ())                                                                                              \
-  X(void, PyErr_SetString, (PythonObject*, const char*))                                                                \
-  X(PythonObject*, PyErr_Format, (PythonObject*, const char*, ...))                                                     \
-  X(PythonObject*, PyObject_GetAttr, (PythonObject*, PythonObject*))                                                    \
-  X(PythonObject*, PyObject_GetAttrString, (PythonObject*, const char*))                                                \
-  X(int, PyObject_SetAttrString, (PythonObject*, const char*, PythonObject*))                                           \
-  X(PythonObject*, PyObject_CallObject, (PythonObject*, PythonObject*))                                                 \
-  X(PythonObject*, PyObject_CallFunctionObjArgs, (PythonObject*, ...))                                                  \
-  X(PythonObject*, PyObject_CallMethodObjArgs, (PythonObject*, PythonObject*, ...))                                     \
-  X(PythonObject*, PyObject_Type, (PythonObject*))                                                                      \
-  X(PythonObject*, PyObject_Str, (PythonObject*))                                                                       \
-  X(int, PyType_IsSubtype, (PythonObject*, PythonObject*))                                                              \
-  X(PythonObject*, PyUnicode_FromString, (const char*))                                                                 \
-  X(PythonObject*, PyUnicode_InternFromString, (const char*))                                                           \
-  X(const char*, PyUnicode_AsUTF8AndSize, (PythonObject*, ptrdiff_t*))                                                  \
-  X(int, PyUnicode_CompareWithASCIIString, (PythonObject*, const char*))                                                \
-  X(PythonObject*, PyLong_FromLongLong, (long long))                                                                    \
-  X(long long, PyLong_AsLongLong, (PythonObject*))                                                                      \
-  X(unsigned long long, PyLong_AsUnsignedLongLong, (PythonObject*))                                                     \
-  X(double, PyFloat_AsDouble, (PythonObject*))                                                                          \
-  X(ptrdiff_t, PyTuple_Size, (PythonObject*))                                                                           \
-  X(PythonObject*, PyTuple_GetItem, (PythonObject*, ptrdiff_t))                                                         \
-  X(PythonObject*, PySequence_Tuple, (PythonObject*))                                                                   \
-  X(PythonObject*, PyMemoryView_FromObject, (PythonObject*))                                                            \
-  X(PythonObject*, PyBytes_FromObject, (PythonObject*))                                                                 \
-  X(int, PyBytes_AsStringAndSize, (PythonObject*, char**, ptrdiff_t*))                                                  \
-  X(PythonObject*, PyModule_New, (const char*))                                                                         \
-  X(PythonObject*, PyModule_GetDict, (PythonObject*))                                                                   \
-  X(PythonObject*, PyCFunction_NewEx, (PythonMethod*, PythonObject*, PythonObject*))                                    \
-  X(PythonObject*, PyImport_GetModuleDict, ())                                                                          \
-  X(int, PyDict_SetItemString, (PythonObject*, const char*, PythonObject*))                                             \
-  X(int, PyDict_DelItemString, (PythonObject*, const char*))                                                            \
-  X(PythonObject*, PyDict_GetItemString, (PythonObject*, const char*))                                                  \
-  X(int, PyList_Append, (PythonObject*, PythonObject*))                                                                   \
-  X(PythonObject*, PyList_New, (ptrdiff_t))                                                                             \
-  X(PythonObject*, PyEval_GetBuiltins, ())                                                                              \
-  X(PythonObject*, Py_CompileString, (const char*, const char*, int))                                                   \
+#define FORKPOINT_PYTHON_FUNCTIONS(X)                                                 \
+  X(int, Py_IsInitialized, ())                                                        \
+  X(int, Py_AddPendingCall, (int (*call)(void*), void* argument))                     \
+  X(const char*, Py_GetVersion, ())                                                   \
+  X(PythonObject*, PyInterpreterState_Get, ())                                        \
+  X(int64_t, PyInterpreterState_GetID, (PythonObject*))                               \
+  X(void, Py_IncRef, (PythonObject*))                                                 \
+  X(void, Py_DecRef, (PythonObject*))                                                 \
+  X(void, PyErr_Fetch, (PythonObject**, PythonObject**, PythonObject**))              \
+  X(void, PyErr_Restore, (PythonObject*, PythonObject*, PythonObject*))               \
+  X(void, PyErr_NormalizeException, (PythonObject**, PythonObject**, PythonObject**)) \
+  X(void*, PyEval_SaveThread, ())                                                     \
+  X(void, PyEval_RestoreThread, (void*))                                              \
+  X(PythonObject*, PyErr_Occurred, ())                                                \
+  X(int, PyErr_ExceptionMatches, (PythonObject*))                                     \
+  X(void, PyErr_Clear, ())                                                            \
+  X(void, PyErr_SetString, (PythonObject*, const char*))                              \
+  X(PythonObject*, PyErr_Format, (PythonObject*, const char*, ...))                   \
+  X(PythonObject*, PyObject_GetAttr, (PythonObject*, PythonObject*))                  \
+  X(PythonObject*, PyObject_GetAttrString, (PythonObject*, const char*))              \
+  X(int, PyObject_SetAttrString, (PythonObject*, const char*, PythonObject*))         \
+  X(PythonObject*, PyObject_CallObject, (PythonObject*, PythonObject*))               \
+  X(PythonObject*, PyObject_CallFunctionObjArgs, (PythonObject*, ...))                \
+  X(PythonObject*, PyObject_CallMethodObjArgs, (PythonObject*, PythonObject*, ...))   \
+  X(PythonObject*, PyObject_Type, (PythonObject*))                                    \
+  X(PythonObject*, PyObject_Str, (PythonObject*))                                     \
+  X(int, PyType_IsSubtype, (PythonObject*, PythonObject*))                            \
+  X(PythonObject*, PyUnicode_FromString, (const char*))                               \
+  X(PythonObject*, PyUnicode_InternFromString, (const char*))                         \
+  X(const char*, PyUnicode_AsUTF8AndSize, (PythonObject*, ptrdiff_t*))                \
+  X(int, PyUnicode_CompareWithASCIIString, (PythonObject*, const char*))              \
+  X(PythonObject*, PyLong_FromLongLong, (long long))                                  \
+  X(long long, PyLong_AsLongLong, (PythonObject*))                                    \
+  X(unsigned long long, PyLong_AsUnsignedLongLong, (PythonObject*))                   \
+  X(double, PyFloat_AsDouble, (PythonObject*))                                        \
+  X(ptrdiff_t, PyTuple_Size, (PythonObject*))                                         \
+  X(PythonObject*, PyTuple_GetItem, (PythonObject*, ptrdiff_t))                       \
+  X(PythonObject*, PySequence_Tuple, (PythonObject*))                                 \
+  X(PythonObject*, PyMemoryView_FromObject, (PythonObject*))                          \
+  X(PythonObject*, PyBytes_FromObject, (PythonObject*))                               \
+  X(int, PyBytes_AsStringAndSize, (PythonObject*, char**, ptrdiff_t*))                \
+  X(PythonObject*, PyModule_New, (const char*))                                       \
+  X(PythonObject*, PyModule_GetDict, (PythonObject*))                                 \
+  X(PythonObject*, PyCFunction_NewEx, (PythonMethod*, PythonObject*, PythonObject*))  \
+  X(PythonObject*, PyImport_GetModuleDict, ())                                        \
+  X(int, PyDict_SetItemString, (PythonObject*, const char*, PythonObject*))           \
+  X(int, PyDict_DelItemString, (PythonObject*, const char*))                          \
+  X(PythonObject*, PyDict_GetItemString, (PythonObject*, const char*))                \
+  X(int, PyList_Append, (PythonObject*, PythonObject*))                               \
+  X(PythonObject*, PyList_New, (ptrdiff_t))                                           \
+  X(PythonObject*, PyEval_GetBuiltins, ())                                            \
+  X(PythonObject*, Py_CompileString, (const char*, const char*, int))                 \
   X(PythonObject*, PyEval_EvalCode, (PythonObject*, PythonObject*, PythonObject*))
 
 struct Python {

@@ -702,7 +702,10 @@ RunBuilder sending_run(const Sending& options) {
     for (int i = 0; step == options.first && i < options.set_up; ++i) send(500 + static_cast<uint64_t>(i) + options.past);
     if (options.metric && step == 3) send(450, options.metric_op);
     send(600 + seed + (step == 3 ? options.batch : 0));
-    rank.flags(0).forward("fc").input("input", value(600 + seed + (step == 3 ? options.used : 0))).output("output", value(800 + seed));
+    rank.flags(0)
+        .forward("fc")
+        .input("input", value(600 + seed + (step == 3 ? options.used : 0)))
+        .output("output", value(800 + seed));
     send(700 + seed + (step == 3 ? options.message : 0));
     weight(step + 1);
   }
@@ -749,7 +752,9 @@ TEST_CASE("a replay that begins where another run was attached has set itself up
   CHECK(holds(v.notes, "9 records of collectives that one run alone called ahead of step 3"));
 }
 
-TEST_CASE("calls ahead of a resumed run's first step that hold other values may be others: they are not said to be equal, nor to differ") {
+TEST_CASE(
+    "calls ahead of a resumed run's first step that hold other values may be others: they are not said to be equal, "
+    "nor to differ") {
   for (const bool swap : {false, true}) {
     const auto diff = [&](const Sending& straight, const Sending& resumed) {
       return swap ? diff_sending(resumed, straight) : diff_sending(straight, resumed);
@@ -757,7 +762,9 @@ TEST_CASE("calls ahead of a resumed run's first step that hold other values may 
     const Verdict batch = diff({}, {.first = 3, .batch = 1000});  // another batch, or a call of the set-up
     INFO(dump(batch));
     CHECK(batch.outcome == Outcome::incomparable);
-    CHECK(batch.reason.find("hold other values in each run (first broadcast: input, rank 0): they may be other calls") != std::string::npos);
+    CHECK(
+        batch.reason.find("hold other values in each run (first broadcast: input, rank 0): they may be other calls") !=
+        std::string::npos);
     CHECK_FALSE(batch.first);
     // A metric that is sent as the set-up is, by as many calls or others.
     for (const int set_up : {1, 3}) {
@@ -771,7 +778,8 @@ TEST_CASE("calls ahead of a resumed run's first step that hold other values may 
     INFO(dump(used));
     CHECK(used.outcome == Outcome::diverged);
     CHECK(is_at(first_of(used), 3, 0, Phase::forward, "fc", "input"));
-    CHECK(holds(used.cause.evidence, "the first divergence may lie before it: 2 records of collectives called ahead of step 3"));
+    CHECK(holds(used.cause.evidence,
+                "the first divergence may lie before it: 2 records of collectives called ahead of step 3"));
   }
   const Verdict message = diff_sending({.message = 1000}, {.first = 3});
   INFO(dump(message));

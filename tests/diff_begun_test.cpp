@@ -1,5 +1,5 @@
-// What a stream holds from before its first step is from before the step at which the process began, which need not be recorded:
-// two such moments are not taken for one.
+// What a stream holds from before its first step is from before the step at which the process began, which need not be
+// recorded: two such moments are not taken for one.
 #include "lib/stream_facts.h"
 
 #include "tests/support/run_generator.h"
@@ -12,9 +12,9 @@ namespace {
 constexpr int64_t kEnd = 8;
 
 struct Part {
-  int64_t begun = 0, first = 0;    // the process began with the one, and is recorded from the other on
-  bool loses_momentum = false;     // at its begin
-  int64_t altered = -1;            // step whose weight is another one
+  int64_t begun = 0, first = 0;  // the process began with the one, and is recorded from the other on
+  bool loses_momentum = false;   // at its begin
+  int64_t altered = -1;          // step whose weight is another one
 };
 
 uint64_t seed_of(int64_t step, uint64_t what) { return static_cast<uint64_t>(step + 2) * 31 + what; }
@@ -29,7 +29,8 @@ RunBuilder run_of(const Part& part) {
   }
   for (int64_t step = part.first; step < kEnd; ++step) {
     rank.step(step).at(Phase::data).add(Role::batch, "batch", value(seed_of(step, 3)));
-    rank.at(Phase::optimizer, "fc").add(Role::parameter, "weight", value(seed_of(step, 1) + (step == part.altered ? 1 : 0)));
+    rank.at(Phase::optimizer, "fc")
+        .add(Role::parameter, "weight", value(seed_of(step, 1) + (step == part.altered ? 1 : 0)));
     rank.add(Role::optimizer_state, "weight.exp_avg", value(seed_of(step, 2)));
   }
   if (part.begun != part.first) run.header().facts.emplace_back(kFirstBegunFact, std::to_string(part.begun));

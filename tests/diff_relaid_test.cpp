@@ -40,7 +40,7 @@ struct Job {
   DType dtype = DType::f32;
   int64_t relaid_step = -1;  // from which on the messages are as `initial` says, else as `usual`
   int64_t relaid_steps = 1;
-  int64_t map_step = -1;     // in which a map of used parameters is reduced ahead of them
+  int64_t map_step = -1;  // in which a map of used parameters is reduced ahead of them
   uint32_t map_input = 1;
   int only_rank = -1;        // of this rank alone
   Layouts initial = kInitial, usual = kRebuilt;
@@ -92,7 +92,8 @@ void send(RankBuilder* at, const Job& job, const Layouts& layouts, const std::ve
 void plant(RunBuilder* run, const Job& job) {
   for (int64_t step = job.first_step; step < job.steps; ++step) {
     for (int rank = 0; rank < job.ranks; ++rank) {
-      const bool in_relaid = step >= job.relaid_step && step < job.relaid_step + job.relaid_steps && job.relaid_step >= 0;
+      const bool in_relaid =
+          step >= job.relaid_step && step < job.relaid_step + job.relaid_steps && job.relaid_step >= 0;
       const bool relaid = in_relaid && (job.only_rank < 0 || rank == job.only_rank);
       const Layouts& layouts = relaid ? job.initial : job.usual;
       RankBuilder& at = run->rank(rank);
@@ -254,7 +255,8 @@ TEST_CASE("with a static graph a resumed process's second step is as the first, 
   CHECK(is_at(first_of(found), 4, -1, Phase::collective, "", "input"));
 }
 
-TEST_CASE("the map of used parameters that a resumed process reduces in its first step is named and compared with nothing") {
+TEST_CASE(
+    "the map of used parameters that a resumed process reduces in its first step is named and compared with nothing") {
   Job job;
   job.map_step = 0;
   for (const bool swap : {false, true}) {
@@ -262,7 +264,8 @@ TEST_CASE("the map of used parameters that a resumed process reduces in its firs
     INFO(dump(v));
     CHECK(v.outcome == Outcome::identical);
     CHECK(v.reason.starts_with("every record that both runs have agrees"));
-    CHECK(holds(v.notes, "6 records of all-reduces of int32, 0 or 1 on each rank, that one run alone called in step 2"));
+    CHECK(
+        holds(v.notes, "6 records of all-reduces of int32, 0 or 1 on each rank, that one run alone called in step 2"));
   }
   Job number = job, other = job;
   number.map_input = 2;
@@ -272,7 +275,8 @@ TEST_CASE("the map of used parameters that a resumed process reduces in its firs
   CHECK(diff_jobs(other, job).outcome == Outcome::diverged);
   other.map_step = 1;
   CHECK(diff_jobs(job, other).outcome == Outcome::diverged);
-  const auto alter = [](int rank, int64_t step, std::vector<Elements>* all) {  // a value in the messages behind it still shows
+  const auto alter = [](int rank, int64_t step,
+                        std::vector<Elements>* all) {  // a value in the messages behind it still shows
     if (rank == 1 && step == 2) (*all)[3][5] ^= 0x40000;
   };
   const Verdict found = diff_resumed(job, 2, false, alter);

@@ -21,7 +21,8 @@ RunBuilder run_of(Seeding seeding, uint64_t state, bool recorded = true) {
     if (recorded && (seeding != Seeding::unseen || step > 0)) rank.state("python.rng", Role::rng, state);
     rank.at(Phase::optimizer, "fc").state("weight", Role::parameter, 2 + static_cast<uint64_t>(step));
   }
-  if (seeding == Seeding::unseen) rank.limit("the state of Python's generator, which was not seen to be seeded before the first step");
+  if (seeding == Seeding::unseen)
+    rank.limit("the state of Python's generator, which was not seen to be seeded before the first step");
   if (seeding == Seeding::unknown) rank.limit("whether Python's generator was seeded before the recording began");
   return run;
 }
@@ -29,7 +30,8 @@ RunBuilder run_of(Seeding seeding, uint64_t state, bool recorded = true) {
 // state: 0 for none that is recorded.
 Verdict diff_of(Seeding a, uint64_t state_a, Seeding b, uint64_t state_b) {
   const TemporaryFolder folder;
-  return diff_folders(run_of(a, state_a, state_a != 0).write(folder / "a"), run_of(b, state_b, state_b != 0).write(folder / "b"));
+  return diff_folders(run_of(a, state_a, state_a != 0).write(folder / "a"),
+                      run_of(b, state_b, state_b != 0).write(folder / "b"));
 }
 
 }  // namespace
@@ -72,7 +74,8 @@ TEST_CASE("one that was seeded only behind the first step is compared from there
 
 TEST_CASE("one that a run has no word on and no record of was not seeded in it") {
   for (const bool swap : {false, true}) {  // NumPy's, imported behind the first step
-    const Verdict v = swap ? diff_of(Seeding::seen, 0, Seeding::unknown, 7) : diff_of(Seeding::unknown, 7, Seeding::seen, 0);
+    const Verdict v =
+        swap ? diff_of(Seeding::seen, 0, Seeding::unknown, 7) : diff_of(Seeding::unknown, 7, Seeding::seen, 0);
     INFO(dump(v));
     CHECK_FALSE(v.first);
   }
@@ -92,7 +95,8 @@ TEST_CASE("under masked names nobody can tell which generator it is: those that 
   const auto diff = [&](uint64_t a, uint64_t b, bool unknown) {
     static int number = 0;
     const std::string name = std::to_string(++number);
-    return diff_folders(masked(a, unknown).write(folder / ("a" + name)), masked(b, unknown).write(folder / ("b" + name)));
+    return diff_folders(masked(a, unknown).write(folder / ("a" + name)),
+                        masked(b, unknown).write(folder / ("b" + name)));
   };
   CHECK_FALSE(diff(1, 2, true).first);
   CHECK(diff(1, 2, false).outcome == Outcome::diverged);

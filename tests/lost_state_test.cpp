@@ -115,7 +115,8 @@ TEST_CASE("a buffer that was not restored is where the runs part, if the step be
   CHECK(found.verdict.first->in_prologue);
   CHECK(found.verdict.first->tensor == "running_mean");
   CHECK(found.verdict.cause.cls == "state_restore");
-  const Found rewritten = find(changed("running_mean", kPrologueStep, kPrologueStep));  // a buffer that nobody reads again
+  const Found rewritten =
+      find(changed("running_mean", kPrologueStep, kPrologueStep));  // a buffer that nobody reads again
   CHECK(rewritten.verdict.outcome == Outcome::identical);
 }
 
@@ -125,15 +126,20 @@ TEST_CASE("a buffer that one rank saved and all have loaded is none that was los
   const auto write = [&](const char* name, int64_t first, bool loads_own, bool zeros, bool broadcasts = true) {
     RunBuilder run(2);
     for (int rank = 0; rank < 2; ++rank) {
-      const auto mean = [&](int64_t step, int of) { return value(static_cast<uint64_t>(step + 10) * 97 + static_cast<uint64_t>(of)); };
+      const auto mean = [&](int64_t step, int of) {
+        return value(static_cast<uint64_t>(step + 10) * 97 + static_cast<uint64_t>(of));
+      };
       RankBuilder& at = run.rank(rank);
       at.prologue().at(Phase::load, "head").add(Role::parameter, "weight", value(static_cast<uint64_t>(100 + first)));
-      at.add(Role::other, "running_mean", zeros ? Value{value(0).layout, {}, {}} : mean(first - 1, loads_own ? rank : 0));
+      at.add(Role::other, "running_mean",
+             zeros ? Value{value(0).layout, {}, {}} : mean(first - 1, loads_own ? rank : 0));
       for (int64_t step = first; step < kEnd; ++step) {
         // In a resumed run the generator is lost.
         at.step(step).at(Phase::state).state("torch.rng", Role::rng, first > 0 ? 5 : 4);
-        if (broadcasts) at.collective("broadcast", "", "world", {0, 1}).output("output", mean(step - 1 + (first > 0 ? 50 : 0), 0));
-        at.at(Phase::optimizer, "head").add(Role::parameter, "weight", value(static_cast<uint64_t>(101 + step) + (first > 0 ? 50 : 0)));
+        if (broadcasts)
+          at.collective("broadcast", "", "world", {0, 1}).output("output", mean(step - 1 + (first > 0 ? 50 : 0), 0));
+        at.at(Phase::optimizer, "head")
+            .add(Role::parameter, "weight", value(static_cast<uint64_t>(101 + step) + (first > 0 ? 50 : 0)));
         at.add(Role::other, "running_mean", mean(step + (first > 0 ? 50 : 0), rank));
       }
     }
@@ -150,7 +156,8 @@ TEST_CASE("a buffer that one rank saved and all have loaded is none that was los
   CHECK(lost_states({&straight, &stopped, &reset, kResumed}).at(0) == "buffers (running_mean of head)");
   CHECK(diff(straight, reset).first->tensor == "running_mean");
   // Where nobody broadcasts them it was lost: rank 1 has another's.
-  const Run alone = Run::open(write("e", 0, true, false, false)), given = Run::open(write("f", kResumed, false, false, false));
+  const Run alone = Run::open(write("e", 0, true, false, false)),
+            given = Run::open(write("f", kResumed, false, false, false));
   CHECK(lost_states({&alone, &alone, &given, kResumed}).at(0) == "buffers (running_mean of head)");
   const Verdict lost = diff(alone, given);
   CHECK(lost.first->tensor == "running_mean");
@@ -159,7 +166,9 @@ TEST_CASE("a buffer that one rank saved and all have loaded is none that was los
 
 TEST_CASE("a resume that has loaded nothing of the other's state is told at its load where it is known to be one") {
   Changes all;
-  all.tensor = [](int64_t step, const std::string&, uint64_t seed) { return value(step == kPrologueStep || step >= kResumed ? seed + 1 : seed); };
+  all.tensor = [](int64_t step, const std::string&, uint64_t seed) {
+    return value(step == kPrologueStep || step >= kResumed ? seed + 1 : seed);
+  };
   const Found known = find(all, true, true);
   REQUIRE(known.verdict.first.has_value());
   CHECK(known.verdict.first->in_prologue);

@@ -134,27 +134,34 @@ TEST_CASE(
   CHECK(tree_of(trained().good_saved) == before);
 }
 
-TEST_CASE("checkpoints that differ already at the first step that both have are a fork that was seen: equal replays do not undo it") {
+TEST_CASE(
+    "checkpoints that differ already at the first step that both have are a fork that was seen: equal replays do not "
+    "undo it") {
   const TemporaryFolder folder;
   const std::string good = line_of(kMinigpt);
-  for (const auto& [name, fault] : {std::pair("good", std::string()), std::pair("bad", std::string(" --fault bitflip@step=1,rank=1,layer=0,target=grad"))}) {
+  for (const auto& [name, fault] :
+       {std::pair("good", std::string()),
+        std::pair("bad", std::string(" --fault bitflip@step=1,rank=1,layer=0,target=grad"))}) {
     const std::string saving = good + fault + " --steps 8 --checkpoint-every 4 --checkpoint-dir " + (folder / name);
     REQUIRE(std::system((saving + " >/dev/null").c_str()) == 0);
   }
-  const ProgramResult result = bisect(folder, {"--good", good, "--bad", good, "--checkpoint", folder / "good", "--bad-checkpoint",
-                                               folder / "bad", "--steps", "0:7", "--level", "step", "--tries", "2"});
+  const ProgramResult result =
+      bisect(folder, {"--good", good, "--bad", good, "--checkpoint", folder / "good", "--bad-checkpoint",
+                      folder / "bad", "--steps", "0:7", "--level", "step", "--tries", "2"});
   INFO(result.err << result.out);
   CHECK(result.status == 2);
   CHECK(parsed(result).at("verdict") == "incomparable");
   CHECK(parsed(result).at("reason") == "did not fork in 2 replays of steps 0 to 3");
-  CHECK(parsed(result).at("notes").dump().find("the two arms' checkpoints of 4 steps are not the same") != std::string::npos);
+  CHECK(parsed(result).at("notes").dump().find("the two arms' checkpoints of 4 steps are not the same") !=
+        std::string::npos);
 }
 
 TEST_CASE("recorded runs that their commands do not give again are told so") {
   const TemporaryFolder folder;
-  const ProgramResult result = bisect(folder, {"--checkpoint", trained().good_saved, "--good", line_of(kMinigpt), "--bad",
-                                               line_of(kMinigpt) + " --fault bitflip@step=41,rank=0,layer=0,target=grad", trained().good,
-                                               trained().bad});
+  const ProgramResult result =
+      bisect(folder, {"--checkpoint", trained().good_saved, "--good", line_of(kMinigpt), "--bad",
+                      line_of(kMinigpt) + " --fault bitflip@step=41,rank=0,layer=0,target=grad", trained().good,
+                      trained().bad});
   INFO(result.err << result.out);
   CHECK(parsed(result).at("verdict") == "diverged");
   const std::string notes = parsed(result).at("notes").dump();
@@ -165,11 +172,12 @@ TEST_CASE("recorded runs that their commands do not give again are told so") {
 TEST_CASE("what a command does before the checkpoint that both arms begin at was not looked at, and that is said") {
   const TemporaryFolder folder;
   const std::string good = line_of(kMinigpt);
-  const ProgramResult result = bisect(folder, {"--good", good, "--bad", good + " --fault lr@step=2", "--checkpoint", trained().good_saved,
-                                               "--steps", "40:43", "--level", "step"});
+  const ProgramResult result = bisect(folder, {"--good", good, "--bad", good + " --fault lr@step=2", "--checkpoint",
+                                               trained().good_saved, "--steps", "40:43", "--level", "step"});
   INFO(result.err << result.out);
   CHECK(parsed(result).at("verdict") == "identical");
-  CHECK(parsed(result).at("notes").dump().find("both arms begin at the good arm's checkpoint of 40 steps: what the bad one does before it") !=
+  CHECK(parsed(result).at("notes").dump().find(
+            "both arms begin at the good arm's checkpoint of 40 steps: what the bad one does before it") !=
         std::string::npos);
 }
 
@@ -306,12 +314,14 @@ TEST_CASE("a script that sees the fault late does not hide that the arms part be
 TEST_CASE("a script that stops, or finds nothing bad, is no verdict on the arms") {
   for (const char* status : {"126", "127", "130"}) {  // a program of the script's that is not found is no bad step
     const TemporaryFolder folder;
-    const ProgramResult stopped = bisect_fault(folder, "lr@step=5", {"--script", std::string("sh -c 'exit ") + status + "'"});
+    const ProgramResult stopped =
+        bisect_fault(folder, "lr@step=5", {"--script", std::string("sh -c 'exit ") + status + "'"});
     CHECK(stopped.status == 2);
     CHECK(stopped.out.empty());
     CHECK(stopped.err.find(std::string("status ") + status) != std::string::npos);
   }
-  for (const auto& [script, reason] : {std::pair("true", "calls step 7 good"), std::pair("sh -c 'exit 125'", "cannot tell step 7 (exit status 125)")}) {
+  for (const auto& [script, reason] : {std::pair("true", "calls step 7 good"),
+                                       std::pair("sh -c 'exit 125'", "cannot tell step 7 (exit status 125)")}) {
     const TemporaryFolder folder;
     const ProgramResult result = bisect_fault(folder, "lr@step=5", {"--script", script});
     CHECK(result.status == 2);

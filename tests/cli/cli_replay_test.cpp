@@ -57,10 +57,12 @@ void check_nothing_left(const TemporaryFolder& folder) {
 
 }  // namespace
 
-TEST_CASE("a window that was recorded of a run from the start is replayed from a checkpoint right at it, and before it") {
+TEST_CASE(
+    "a window that was recorded of a run from the start is replayed from a checkpoint right at it, and before it") {
   for (const char* steps : {"8:10", "9:10"}) {
     const TemporaryFolder folder;
-    const Words command = words(words({"record", "-o", folder / "window", "--steps", steps, "--"}, kMinigpt), {"--steps", "14"});
+    const Words command =
+        words(words({"record", "-o", folder / "window", "--steps", steps, "--"}, kMinigpt), {"--steps", "14"});
     REQUIRE(run_forkpoint(command).status == 0);
     const ProgramResult result = replay(window(folder, steps, {"--against", folder / "window"}), kMinigpt);
     INFO(result.err << result.out);
