@@ -7,18 +7,10 @@ import sys
 import tempfile
 import time
 
-from bridge_driver import BUILD, FORKPOINT, PROGRAMS, alone, diff, environment, record, rows, run
+from bridge_driver import BUILD, FORKPOINT, PROGRAMS, alone, diff, environment, record, rows, run, wait_for
 
 STEPS, PAUSE = "2000", "0.005"
 PROBE = str(BUILD / "libforkpoint.so")
-
-
-def wait_for(look, what, seconds=90):
-    deadline = time.monotonic() + seconds
-    while not (seen := look()):
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.1)
-    return seen
 
 
 def attach(folder, name, sockets, *options):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 
 import quick
@@ -16,6 +17,15 @@ PROGRAMS = pathlib.Path(__file__).resolve().parent / "programs"
 FORKPOINT = BUILD / "forkpoint"
 
 Done = collections.namedtuple("Done", "status stdout stderr")
+
+
+def wait_for(look, what, seconds=240):
+    """What look() gives, once that is something."""
+    deadline = time.monotonic() + seconds
+    while not (seen := look()):
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.1)
+    return seen
 
 
 def environment(**more):

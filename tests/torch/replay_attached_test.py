@@ -6,17 +6,9 @@ import sys
 import tempfile
 import time
 
-from bridge_driver import BUILD, FORKPOINT, PROGRAMS, environment, run
+from bridge_driver import BUILD, FORKPOINT, PROGRAMS, environment, run, wait_for
 
 PROGRAM = PROGRAMS / "replayed.py"
-
-
-def wait_for(look, what, seconds=90):
-    deadline = time.monotonic() + seconds
-    while not (seen := look()):
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.1)
-    return seen
 
 
 def attached(folder, *words, wait=2):

@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from bridge_driver import FORKPOINT, environment, run
+from bridge_driver import FORKPOINT, environment, run, wait_for
 
 ON_GPU = torch.cuda.is_available() and torch.cuda.device_count() >= 2
 PACE = 0.05
@@ -26,14 +26,6 @@ def launcher(*more):
 def ps(job):
     ranks = json.loads(run([FORKPOINT, "ps", "--json"]).stdout)
     return [rank for rank in ranks if rank["job"] == job]
-
-
-def wait_for(look, what, seconds=240):
-    deadline = time.monotonic() + seconds
-    while not (seen := look()):
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.2)
-    return seen
 
 
 def attached(folder, job, spike):
