@@ -106,7 +106,7 @@ void set_aside_ahead(const Side& a, const Side& b, StepBuffers* buffers) {
 
 // All-reduces of the step itself, by op and micro-step.
 struct AllReduces {
-  std::map<uint32_t, bool> whole_numbers;  // call of int32 -> nothing but 0 and 1 went in
+  std::map<uint32_t, bool> whole_numbers;  // call of int32 -> what went in was recorded, and is nothing but 0 and 1
   uint32_t last_float = 0;
 };
 using AllReduceFamily = std::pair<uint64_t, int32_t>;
@@ -132,8 +132,9 @@ AllReduceMap all_reduces(const Side& side) {
     const uint32_t call = side.columns->call[row];
     if (is_float(dtype)) all.last_float = std::max(all.last_float, call);
     if (dtype != DType::i32) continue;
-    bool& binary = all.whole_numbers.try_emplace(call, true).first->second;
-    if (site.role == Role::input && side.columns->absmax[row] > 1) binary = false;
+    const auto [known, fresh] = all.whole_numbers.try_emplace(call, false);
+    // Inputs come before outputs; of one call there is one on each rank, or several parts.
+    if (site.role == Role::input) known->second = (fresh || known->second) && side.columns->absmax[row] <= 1;
   }
   return found;
 }

@@ -108,7 +108,8 @@ void plant(RunBuilder* run, const Job& job) {
       for (int member = 0; member < job.ranks; ++member) members.push_back(member);
       at.collective("all_reduce", {"world", job.id ? std::vector<int>{} : members, {job.id, job.id}, rank, job.ranks});
       if (step == job.map_step) {
-        at.scalar("reduction", 0).input("input", of_elements({0, job.map_input, job.map_input}, DType::i32));
+        if (job.map_input != 0)
+          at.scalar("reduction", 0).input("input", of_elements({0, job.map_input, job.map_input}, DType::i32));
         at.output("output", of_elements({0, 2 * job.map_input, 2 * job.map_input}, DType::i32));
       }
       send(&at, job, layouts, own, true);
@@ -269,6 +270,8 @@ TEST_CASE(
   }
   Job number = job, other = job;
   number.map_input = 2;
+  CHECK(diff_resumed(number, 2, false).outcome == Outcome::diverged);
+  number.map_input = 0;  // what went in was not recorded
   CHECK(diff_resumed(number, 2, false).outcome == Outcome::diverged);
   other.map_step = -1;  // of two that begin together it is another structure
   CHECK(diff_jobs(job, other).outcome == Outcome::diverged);
