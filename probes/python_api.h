@@ -61,6 +61,7 @@ using PythonFastFunction = PythonObject* (*)(PythonObject* self, PythonObject* c
   X(PythonObject*, PyTuple_GetItem, (PythonObject*, ptrdiff_t))                       \
   X(PythonObject*, PySequence_Tuple, (PythonObject*))                                 \
   X(PythonObject*, PyMemoryView_FromObject, (PythonObject*))                          \
+  X(void*, PyCapsule_GetPointer, (PythonObject*, const char*))                        \
   X(PythonObject*, PyBytes_FromObject, (PythonObject*))                               \
   X(int, PyBytes_AsStringAndSize, (PythonObject*, char**, ptrdiff_t*))                \
   X(PythonObject*, PyModule_New, (const char*))                                       \

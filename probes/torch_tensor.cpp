@@ -5,6 +5,7 @@
 
 #include "lib/dtype.h"
 #include "probes/descriptor.h"
+#include "probes/torch_exchange.h"
 
 namespace forkpoint {
 namespace {
@@ -41,6 +42,7 @@ struct Torch {
   PythonObject* function_modes = nullptr;  // how many modes are entered; nullptr: this torch has none
   PythonObject* no_functions = nullptr;    // a context manager under which no mode and no subclass is asked
   PythonObject* raw_stream = nullptr;      // nullptr: built without CUDA
+  TorchExchange exchange;                  // from 2.10 on
   // Names of attributes and methods.
   PythonObject *is_cpu, *is_cuda, *get_device, *dtype, *shape, *stride, *data_ptr, *is_neg, *is_conj, *storage, *nbytes,
       *torch_dispatch, *enter, *exit;
@@ -88,6 +90,7 @@ const Torch* find_torch(const Python& python) {
   torch->function_modes = attribute(python, native, "_len_torch_function_stack");
   torch->no_functions = attribute(python, native, "DisableTorchFunction");
   torch->raw_stream = attribute(python, native, "_cuda_getCurrentRawStream");
+  torch->exchange.find(python, tensor);
   name_attributes(python, torch);
   const Torch* first = nullptr;
   const bool whole = torch->parameter && known_torch.compare_exchange_strong(first, torch);
@@ -130,14 +133,45 @@ class Describer {
 
   bool run() {
     const NoTorchFunctions quiet(python_, torch_, functions_are_overridden());
+    if (!is_readable_) return false;
+    begin();
+    if (torch_.exchange.is_found()) {
+      ExchangedTensor exchanged;
+      if (torch_.exchange.describe(object_, &exchanged)) {
+        const ExchangedType* type = exchanged_type(exchanged);
+        if (type && take_device(exchanged)) return take(exchanged, *type);
+      }
+      python_.PyErr_Clear();  // whatever that is, torch's attributes say so
+      begin();
+    }
     const TorchDType* type = nullptr;
-    tensor_.desc = {};
-    tensor_.desc.struct_size = sizeof(tensor_.desc);
-    if (!is_readable_ || !find_device() || !(type = find_dtype())) return false;
-    return !is_lazy(*type) && find_shape(*type) && find_data();
+    if (!find_device() || !(type = find_dtype())) return false;
+    return !is_lazy(type->dtype, type->pairs) && find_shape(*type) && find_data();
   }
 
  private:
+  void begin() {
+    tensor_.desc = {};
+    tensor_.desc.struct_size = sizeof(tensor_.desc);
+  }
+
+  // false: not a device that is known here; a Python error may be set.
+  bool take_device(const ExchangedTensor& exchanged) {
+    tensor_.desc.device = FORKPOINT_HOST;
+    if (exchanged.device_kind != kExchangedCuda) return exchanged.device_kind == kExchangedCpu;
+    set_cuda_device(exchanged.device);
+    return torch_.exchange.current_stream(exchanged.device, &tensor_.desc.stream);
+  }
+
+  bool take(const ExchangedTensor& exchanged, const ExchangedType& type) {
+    const int32_t dims = exchanged.dims;
+    if (dims < 0 || dims + (type.pairs ? 1 : 0) > kMaxDims || is_lazy(type.dtype, type.pairs)) return false;
+    tensor_.desc.dtype = static_cast<int32_t>(type.dtype);
+    for (int32_t d = 0; d < dims; ++d) set_dimension(d, exchanged.shape[d], exchanged.strides[d], type.pairs);
+    set_dimensions(dims, type.pairs);
+    return set_data(reinterpret_cast<uint64_t>(exchanged.data) + exchanged.byte_offset);
+  }
+
   bool is_true(PythonObject* name) {
     const PythonRef value(python_, python_.PyObject_GetAttr(object_, name));
     return value.get() == python_.yes;
@@ -182,13 +216,17 @@ class Describer {
       const PythonRef stream(python_, python_.PyObject_CallFunctionObjArgs(torch_.raw_stream, index.get(), nullptr));
       if (!stream) return false;
       const int64_t device = python_.PyLong_AsLongLong(index.get());
-      const bool is_numbered = device >= 0 && device < kMostOwnedDevices;
-      tensor_.desc.device = is_numbered ? kOwnedOnDevice + static_cast<int32_t>(device) : FORKPOINT_CUDA;
+      set_cuda_device(device);
       tensor_.desc.stream = reinterpret_cast<void*>(python_.PyLong_AsUnsignedLongLong(stream.get()));
       return !python_.PyErr_Occurred();
     }
     tensor_.desc.device = FORKPOINT_HOST;
     return is_true(torch_.is_cpu);
+  }
+
+  void set_cuda_device(int64_t device) {
+    const bool is_numbered = device >= 0 && device < kMostOwnedDevices;
+    tensor_.desc.device = is_numbered ? kOwnedOnDevice + static_cast<int32_t>(device) : FORKPOINT_CUDA;
   }
 
   const TorchDType* find_dtype() {
@@ -202,8 +240,8 @@ class Describer {
   }
 
   // Its bytes are not yet what it stands for.
-  bool is_lazy(const TorchDType& type) {
-    const bool complex = type.pairs || type.dtype == DType::c64 || type.dtype == DType::c128;
+  bool is_lazy(DType dtype, bool pairs) {
+    const bool complex = pairs || dtype == DType::c64 || dtype == DType::c128;
     return call_is_true(torch_.is_neg) || (complex && call_is_true(torch_.is_conj));
   }
 
@@ -214,27 +252,39 @@ class Describer {
     const ptrdiff_t dims = python_.PyTuple_Size(shape.get());
     if (dims < 0 || dims + (type.pairs ? 1 : 0) > kMaxDims || python_.PyTuple_Size(strides.get()) != dims) return false;
     for (ptrdiff_t d = 0; d < dims; ++d) {
-      if (!number(python_.PyTuple_GetItem(shape.get(), d), &tensor_.shape[d])) return false;
-      if (!number(python_.PyTuple_GetItem(strides.get(), d), &tensor_.strides[d])) return false;
-      elements_ = tensor_.shape[d] == 0 ? 0 : elements_;
-      if (type.pairs) tensor_.strides[d] *= 2;
+      int64_t size = 0, stride = 0;
+      if (!number(python_.PyTuple_GetItem(shape.get(), d), &size)) return false;
+      if (!number(python_.PyTuple_GetItem(strides.get(), d), &stride)) return false;
+      set_dimension(d, size, stride, type.pairs);
     }
-    tensor_.pairs = type.pairs;
-    if (type.pairs) {
+    set_dimensions(static_cast<int32_t>(dims), type.pairs);
+    return true;
+  }
+
+  void set_dimension(ptrdiff_t d, int64_t size, int64_t stride, bool pairs) {
+    tensor_.shape[d] = size;
+    tensor_.strides[d] = pairs ? 2 * stride : stride;
+    elements_ = size == 0 ? 0 : elements_;
+  }
+  void set_dimensions(int32_t dims, bool pairs) {
+    tensor_.pairs = pairs;
+    if (pairs) {
       tensor_.shape[dims] = 2;
       tensor_.strides[dims] = 1;
     }
-    tensor_.desc.ndim = static_cast<int32_t>(dims + (type.pairs ? 1 : 0));
+    tensor_.desc.ndim = dims + (pairs ? 1 : 0);
     tensor_.desc.shape = tensor_.shape;
     tensor_.desc.strides = tensor_.strides;
-    return true;
   }
 
   bool find_data() {
     const PythonRef address(python_, python_.PyObject_CallMethodObjArgs(object_, torch_.data_ptr, nullptr));
     if (!address) return false;  // functorch's wrappers, sparse tensors
     const uint64_t data = python_.PyLong_AsUnsignedLongLong(address.get());
-    if (python_.PyErr_Occurred()) return false;
+    return !python_.PyErr_Occurred() && set_data(data);
+  }
+
+  bool set_data(uint64_t data) {
     tensor_.desc.data = reinterpret_cast<const void*>(data);
     return elements_ == 0 || (data != 0 && (data >= kLowAddress || has_storage()));
   }

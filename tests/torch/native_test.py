@@ -5,12 +5,14 @@ import pathlib
 import sys
 import tempfile
 
+import torch
+
 from bridge_driver import BUILD, FORKPOINT, PROGRAMS, run
 
 
-def records(folder):
+def records(folder, *arguments):
     preload = {"LD_PRELOAD": str(BUILD / "libforkpoint.so"), "FORKPOINT_RUN": str(folder), "FORKPOINT_LEVEL": "layer"}
-    done = run([sys.executable, PROGRAMS / "native_tensors.py"], **preload)
+    done = run([sys.executable, PROGRAMS / "native_tensors.py", *arguments], **preload)
     assert done.status == 0, done.stderr[-2000:]
     assert done.stderr == "", done.stderr
     assert done.stdout == "vmap False\ngrad False\n", done.stdout
@@ -22,6 +24,9 @@ def records(folder):
 def main():
     with tempfile.TemporaryDirectory() as folder:
         shown = records(pathlib.Path(folder) / "run")
+        if hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+            asked = records(pathlib.Path(folder) / "asked", "attributes")
+            assert asked["records"] == shown["records"], "torch's table and its attributes tell of tensors in two ways"
     found = {r["tensor"]: r for r in shown["records"]}
     assert len(found) == len(shown["records"]), "a tensor was recorded twice"
     names = [name[:-5] for name in found if name.endswith(" copy")]

@@ -1,11 +1,15 @@
 """Records tensors of every form through the bridge's native module: each as it lies, as a contiguous copy ("NAME copy"), and
-as the bytes of that copy ("NAME bytes"). The last lines say what could not be read."""
+as the bytes of that copy ("NAME bytes"). The last lines say what could not be read. With `attributes` as its argument torch has no
+table of functions for exchanging tensors, as those before 2.10.
+"""
 import sys
 import warnings
 
 import torch
 
 warnings.simplefilter("ignore")
+if "attributes" in sys.argv:
+    del torch.Tensor.__dlpack_c_exchange_api__
 native = sys.modules["_forkpoint_bridge"]._native
 frame = native.frame(2, "forms")
 
