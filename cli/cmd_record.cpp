@@ -82,6 +82,10 @@ void report_no_records(const RecordingRequest& request, const TargetEnd& end) {
     return print_warning(
         fmt::format("{} before anything of it was written; the folder {} can be removed.", end.sentence(), request.run_directory));
   }
+  const char* bridge = getenv("FORKPOINT_TORCH");
+  if (bridge && std::string_view(bridge) == "0") {
+    print_warning("FORKPOINT_TORCH=0 is set: of PyTorch nothing but launches (--level launch) and calls of NCCL is recorded.");
+  }
   print_warning(
       request.level == Level::launch
           ? "the command made no records: it launched nothing on a CUDA device and does not call forkpoint.h, or it is "

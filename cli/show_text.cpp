@@ -121,10 +121,12 @@ class OverviewText {
   std::string ranks() const {
     std::vector<int> present;
     for (const RankOverview& rank : overview_.ranks) present.push_back(rank.rank);
-    const size_t world = present.size() + overview_.missing_ranks.size();
+    const size_t known = present.size() + overview_.missing_ranks.size();
+    const size_t world = std::max(known, static_cast<size_t>(std::max(overview_.manifest.world_size, 0)));
     std::string text = fmt::format("{} of {}", present.size(), world);
     if (!present.empty()) text += ": " + rank_list(present);
     if (!overview_.missing_ranks.empty()) text += "; missing: " + rank_list(overview_.missing_ranks);
+    if (world > known) text += fmt::format("; {} not asked for", counted(world - known, "rank"));
     return text;
   }
 

@@ -359,6 +359,14 @@ def _gone(tree):
         rest.record_gone(tree)
 
 
+def _free_workspaces():
+    """What cuBLAS computes with holds whatever its kernels, or the memory's users before it, left there, and says nothing
+    about the run. Freed before the end of the recording, it is no buffer of which nobody knows whether it is read later."""
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None and torch.cuda.is_initialized():
+        clear()
+
+
 def at_exit():
     try:
         names.on_gone = None
@@ -368,8 +376,12 @@ def at_exit():
             _end_raised()
         if Step.is_open and (Step.is_over or Step.others):
             end()
-        if opened and native.begin_final():
+        final = opened and native.begin_final()
+        if final:
             rest.record_final()
+        if opened and names.lean:
+            _free_workspaces()
+        if final:
             native.end_step()
     except Exception as error:
         failed("the end of the program", error)

@@ -150,6 +150,14 @@ class Windows(Test):
         self.assertEqual((len(steps), len(set(steps.values()))), (3, 1), steps)
         self.check_asleep(jobs)
 
+    def test_one_rank_of_three_is_said_to_be_one_of_three(self):
+        jobs = self.place.start_trainers(3)
+        done = self.place.run("attach", jobs[1].pid, "--steps", 2, "-o", self.place.path / "alone")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("1 of 3 ranks, 2 steps", done.stderr)
+        self.assertIn("1 of 3: rank 1; 2 ranks not asked for", self.place.run("show", self.place.path / "alone").stdout)
+        self.check_asleep(jobs)
+
     def test_a_window_that_lies_ahead_is_called_off_by_detach_and_by_ctrl_c_and_nothing_is_left(self):
         jobs = self.place.start_trainers(2)
         for name, status in ("detached", 125), ("interrupted", 130):

@@ -59,6 +59,8 @@ class Bench:
             return run(command, {"LD_PRELOAD": str(self.probe)})
         if arm == "pool":
             return run(command, {"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"})
+        if arm == "hooks":
+            return run([*command, "--empty-hooks"])
         if arm in RECORDED:
             recording = self.folder / f"{mode}-{arm}"
             shutil.rmtree(recording, ignore_errors=True)

@@ -2,7 +2,7 @@
 """The program that the overhead benches time: a GPT in bf16, 8 layers and 4,096 tokens a step unless told otherwise. Knows
 nothing of forkpoint.
 
-Usage: launch_gpt.py eager|graph BLOCKS [--width N] [--layers N] [--batch N]
+Usage: launch_gpt.py eager|graph BLOCKS [--width N] [--layers N] [--batch N] [--empty-hooks]
        launch_gpt.py debug_mode|md5_hooks|growth STEPS     The last line of its output is JSON.
 """
 
@@ -25,11 +25,35 @@ BLOCK = 10  # steps between two waits for the device
 VOCABULARY, LENGTH = 8192, 512
 
 
+def nothing(*_):
+    return None
+
+
+def install_empty_hooks():
+    """Hooks that do nothing, in the places that torch has for looking at a training: what these cost comes before anything
+    that a tool can do in them."""
+    from torch.nn.modules import module
+    from torch.optim import optimizer
+
+    def after(_, args, output):
+        if output.grad_fn is not None:
+            output.grad_fn.register_prehook(nothing)  # grad_output
+            output.grad_fn.register_hook(nothing)     # grad_input
+
+    module.register_module_forward_pre_hook(nothing)
+    module.register_module_forward_hook(after)
+    optimizer.register_optimizer_step_pre_hook(nothing)
+    optimizer.register_optimizer_step_post_hook(nothing)
+
+
 class Training:
     def __init__(self, capturable=False):
         torch.manual_seed(0)
         size = {"width": options.width, "heads": options.width // 64, "layers": options.layers}
         self.model = GPT(VOCABULARY, LENGTH, **size).to("cuda", torch.bfloat16)
+        if options.empty_hooks:
+            for parameter in self.model.parameters():
+                parameter.register_post_accumulate_grad_hook(nothing)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, capturable=capturable)
         self.tokens, self.targets = (part.cuda() for part in next(token_batches(VOCABULARY, options.batch, LENGTH)))
         self.loss = None
@@ -197,5 +221,8 @@ parser.add_argument("mode", choices=MODES)
 parser.add_argument("count", type=int)
 for name, number in (("--width", 1024), ("--layers", 8), ("--batch", 8)):
     parser.add_argument(name, type=int, default=number)
+parser.add_argument("--empty-hooks", action="store_true")
 options = parser.parse_args()
+if options.empty_hooks:
+    install_empty_hooks()
 print(json.dumps(MODES[options.mode](options.count)))

@@ -35,7 +35,7 @@ def recorded_a_step(bench, arm):
 
 
 def measure(bench, name, layer_goal, step_goal, rounds):
-    arms = ("unrecorded", "idle", "step", "layer")
+    arms = ("unrecorded", "hooks", "idle", "step", "layer")
     results = bench.in_turns("eager", arms, rounds)
     plain = block_ms(results["unrecorded"])
     print(f"{name}: unrecorded {plain:.2f} ms a step ({spread(results['unrecorded'])})")
@@ -47,8 +47,12 @@ def measure(bench, name, layer_goal, step_goal, rounds):
         print(f"{name}: level {arm} {took:.2f} ms ({spread(results[arm])}); {records:.0f} records and {size / 1e9:.2f} GB a step, "
               f"{floor_ms:.2f} ms of reading; the host asks for a step in {host[0]:.2f} ms unrecorded, {host[1]:.2f} recorded")
         report(f"{name}_{arm}_ratio", took / plain, goal)
+        report(f"{name}_{arm}_quietest_ratio", best_ms(results[arm]) / best_ms(results["unrecorded"]), None)
         report(f"{name}_{arm}_bound", 1 + (1.2 * floor_ms + 0.005 * records) / plain, None)
         report(f"{name}_{arm}_host_us_a_record", 1000 * (host[1] - host[0]) / records, 5)
+    hooks = best_ms(results["hooks"])
+    print(f"{name}: hooks that do nothing, where level layer has some: {hooks:.2f} ms ({spread(results['hooks'])})")
+    report(f"{name}_empty_hooks_quietest_ratio", hooks / best_ms(results["unrecorded"]), None)
     report(f"{name}_idle_ratio", best_ms(results["idle"]) / best_ms(results["unrecorded"]), 1.003)
     if len({result["loss"] for arm in results for result in results[arm]}) > 1:
         print(f"{name}: the losses differ: { {arm: [result['loss'] for result in results[arm]] for arm in results} }")
