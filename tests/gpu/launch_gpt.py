@@ -3,7 +3,7 @@
 nothing of forkpoint.
 
 Usage: launch_gpt.py eager|graph BLOCKS [--width N] [--layers N] [--batch N] [--empty-hooks]
-       launch_gpt.py debug_mode|md5_hooks|growth STEPS     The last line of its output is JSON.
+       launch_gpt.py debug_mode|md5_hooks|msprobe|growth STEPS     The last line of its output is JSON.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import os
 import pathlib
 import statistics
 import sys
+import tempfile
 import time
 
 import torch
@@ -30,8 +31,8 @@ def nothing(*_):
 
 
 def install_empty_hooks():
-    """Hooks that do nothing, in the places that torch has for looking at a training: what these cost comes before anything
-    that a tool can do in them."""
+    """Hooks that do nothing, in the places that torch has for looking at a training: what these cost comes before
+    anything that a tool can do in them."""
     from torch.nn.modules import module
     from torch.optim import optimizer
 
@@ -157,7 +158,7 @@ def each_tensor(value):
 
 
 def md5_of(tensor):
-    return hashlib.md5(tensor.detach().contiguous().view(torch.uint8).cpu().numpy().tobytes()).hexdigest()
+    return hashlib.md5(tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy().tobytes()).hexdigest()
 
 
 def run_md5_hooks(steps):
@@ -179,6 +180,35 @@ def run_md5_hooks(steps):
         torch.cuda.synchronize()
         times.append(1000 * (time.perf_counter() - begin))
     return {"plain_ms": statistics.median(plain), "debug_ms": statistics.median(times), "operators": len(digests) // steps}
+
+
+def run_msprobe(steps):
+    """msprobe (PyPI: mindstudio-probe): modules forward and backward (L0), and its "md5", a CRC-32 on the host."""
+    try:
+        from msprobe.pytorch import PrecisionDebugger
+    except ImportError as missing:
+        return {"missing": str(missing)}
+    training = Training()
+    plain = time_steps(training.step, 2)["block_ms"]
+    with tempfile.TemporaryDirectory() as folder:
+        config = pathlib.Path(folder) / "config.json"
+        statistics_of = {"scope": [], "list": [], "tensor_list": [], "data_mode": ["all"], "summary_mode": "md5"}
+        wanted = {"task": "statistics", "level": "L0", "dump_path": f"{folder}/dump", "rank": [], "step": []}
+        config.write_text(json.dumps(wanted | {"async_dump": False, "extra_info": True, "statistics": statistics_of}))
+        debugger = PrecisionDebugger(config_path=str(config))
+        times = []
+        for _ in range(steps):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            debugger.start(training.model)
+            training.step()
+            debugger.stop()
+            debugger.step()
+            torch.cuda.synchronize()
+            times.append(1000 * (time.perf_counter() - begin))
+        dumps = list(pathlib.Path(folder).glob("dump/step1/*/dump.json"))
+        hashes = dumps[0].read_text().count('"md5"') if dumps else 0
+    return {"plain_ms": statistics.median(plain), "debug_ms": statistics.median(times), "operators": hashes}
 
 
 def memory_in_use():
@@ -215,7 +245,8 @@ def run_growth(steps):
     return {"early": early, "late": memory_in_use(), "steps": steps - steps // 10}
 
 
-MODES = {"eager": run_eager, "graph": run_graph, "debug_mode": run_debug_mode, "md5_hooks": run_md5_hooks, "growth": run_growth}
+MODES = {"eager": run_eager, "graph": run_graph, "debug_mode": run_debug_mode, "md5_hooks": run_md5_hooks,
+         "msprobe": run_msprobe, "growth": run_growth}
 parser = argparse.ArgumentParser()
 parser.add_argument("mode", choices=MODES)
 parser.add_argument("count", type=int)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What recording a PyTorch training by layers and by steps costs, beside what people do without forkpoint.
 
-Usage: layer_overhead.py BUILD [--rounds N] [--only MODEL]     All in one run, in turns. Ends with lines `bench NAME VALUE GOAL ok|MISS`; a
+Usage: layer_overhead.py BUILD [--rounds N] [--only MODEL|others]     All in one run, in turns. Ends with lines `bench NAME VALUE GOAL ok|MISS`; a
 goal that is missed is no failure. Skipped (status 77) without torch or a GPU.
 """
 
@@ -59,10 +59,12 @@ def measure(bench, name, layer_goal, step_goal, rounds):
 
 
 def measure_others(bench):
-    for mode, what, steps in (("debug_mode", "DebugMode with hashes", 5), ("md5_hooks", "MD5 in module hooks", 2)):
+    others = (("debug_mode", "DebugMode with hashes", 5), ("md5_hooks", "MD5 in module hooks", 2),
+              ("msprobe", "msprobe, level L0, its md5", 3))
+    for mode, what, steps in others:
         result = bench.program("unrecorded", mode, steps)
         if "missing" in result:
-            print(f"{what}: torch has none here: {result['missing']}")
+            print(f"{what}: not here: {result['missing']}")
             continue
         ratio = result["debug_ms"] / result["plain_ms"]
         print(f"{what}: {result['plain_ms']:.2f} -> {result['debug_ms']:.2f} ms a step ({ratio:.1f}x), {result['operators']} hashes or ops")
@@ -73,7 +75,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", choices=MODELS, help="one model, and nothing beside it")
+    parser.add_argument("--only", choices=(*MODELS, "others"), help="one model, or what else there is, and nothing beside it")
     options = parser.parse_args()
     has_gpu = shutil.which("nvidia-smi") and subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode == 0
     if not has_gpu or importlib.util.find_spec("torch") is None:
@@ -86,7 +88,7 @@ def main():
                 continue
             bench = Bench(options.build.resolve(), pathlib.Path(folder), model)
             failed.append(trouble_of(lambda: measure(bench, name, layer_goal, step_goal, options.rounds)))
-        if options.only is None:
+        if options.only in (None, "others"):
             failed.append(trouble_of(lambda: measure_others(Bench(options.build.resolve(), pathlib.Path(folder)))))
     print("\n".join(table))
     sys.exit(1 if any(failed) else 0)

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one script: configures, builds, runs the GPU tests and benches.
 # Usage: tests/gpu/run.sh [STAGE...]
-# STAGE: build | tests | bench | faults | overhead | launch | two-gpus | spike | readme | megatron | launch-overhead | layer-overhead | collectives | torch-kernels (default: all)
+# STAGE: build | tests | bench | faults | overhead | launch | two-gpus | spike | readme | megatron | launch-overhead | growth | layer-overhead | collectives | torch-kernels (default: all)
 # Ends with a table of bench lines and results, then `N passed, N failed, N skipped`. Each stage takes under 8 minutes.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 build=${BUILD:-build-gpu}
-stages=${*:-build tests bench faults overhead launch two-gpus spike readme megatron launch-overhead layer-overhead collectives torch-kernels}
+stages=${*:-build tests bench faults overhead launch two-gpus spike readme megatron launch-overhead growth layer-overhead collectives torch-kernels}
 out=${OUT:-$build/gpu-results}
 mkdir -p "$build" "$out"
 benches=$out/bench.txt
@@ -97,8 +97,11 @@ run_stage_collectives() {  # what needs two GPUs is skipped where there is one
   run_bench collective_messages bash tests/gpu/need_gpus.sh 2 bash tests/gpu/collective_messages.sh "$build"
   run_cases collective_cases python3 tests/gpu/collective_cases.py "$build" --time-limit 200
 }
-run_stage_launch-overhead() { run_bench launch_overhead python3 tests/gpu/launch_overhead.py "$build"; }
-run_stage_layer-overhead() { run_bench layer_overhead python3 tests/gpu/layer_overhead.py "$build"; }
+run_stage_launch-overhead() {
+  run_bench launch_overhead python3 tests/gpu/launch_overhead.py "$build" --rounds 2 --only start,eager,debug_mode,graph
+}
+run_stage_growth() { run_bench growth python3 tests/gpu/launch_overhead.py "$build" --only growth; }
+run_stage_layer-overhead() { run_bench layer_overhead python3 tests/gpu/layer_overhead.py "$build" --rounds 2; }
 run_stage_torch-kernels() {
   run_cases torch_kernels python3 tests/gpu/torch_kernels.py "$build" --json "$out/torch_kernels.json"
   grep '^bench ' "$out/torch_kernels.log" >>"$benches"
