@@ -21,8 +21,19 @@ std::string range_text(int64_t first, int64_t last) {
 // As a glob of --ops and a value of --save-operands it means itself.
 bool can_be_asked_for(const std::string& layer) { return layer.find_first_of(",;*?[]\\") == std::string::npos; }
 
+// What is handed to a layer, forward or backward, may come from what the layer around it computes by itself: that is
+// where the op lies then. Empty: it is no such thing, or there is no layer around it.
+std::string layer_around(const Divergence& first) {
+  const bool forward = first.phase == Phase::forward && first.tensor.starts_with("input");
+  const bool backward = first.phase == Phase::backward && first.tensor.starts_with("grad_output");
+  const size_t dot = first.layer.rfind('.');
+  return (forward || backward) && dot != std::string::npos ? first.layer.substr(0, dot) : "";
+}
+
 std::string operands_of(const Divergence& first) {
   if (first.kind == Kind::scalar) return "";  // its values are in the verdict
+  const std::string around = layer_around(first);
+  if (!around.empty() && can_be_asked_for(around)) return fmt::format("step={};layer={}", first.step, around);
   if (!first.layer.empty())
     return can_be_asked_for(first.layer) ? fmt::format("step={};layer={}", first.step, first.layer) : "";
   return first.phase ? fmt::format("step={};phase={}", first.step, name(*first.phase)) : "";
@@ -240,7 +251,11 @@ void Bisect::find_op(const ForkRange& around) {
   begin_stage();
   BisectWindow window = window_around(around);
   window.name = "op";
-  if (!first.layer.empty() && can_be_asked_for(first.layer)) window.ops = first.layer;
+  if (!first.layer.empty() && can_be_asked_for(first.layer)) {
+    window.ops = first.layer;
+    const std::string around = layer_around(first);
+    if (!around.empty()) window.ops = around + "," + window.ops;
+  }
   window.save_good = window.save_bad = operands_of(first);
   std::pair<WindowDone, WindowDone> runs;
   const auto verdict = fork_finer(first, &window, &runs);

@@ -137,10 +137,19 @@ Cause decide_cause(const CauseFacts& facts) {
   } else if (facts.collective_output) {
     decide_collective(facts, &cause);
   } else if (facts.site.role == Role::input || facts.site.role == Role::parameter ||
-             facts.site.role == Role::optimizer_state || facts.rests) {
+             facts.site.role == Role::optimizer_state || facts.rests ||
+             (is_gradient_of_step(facts.site) && !facts.last_seen.empty())) {
     decide_state_or_input(facts, &cause);
   } else {
     decide_op(facts, &cause);
+  }
+  if (!facts.structure_before.empty() && cause.cls != "structure") {
+    std::vector<std::string> classes = std::move(cause.class_candidates);
+    std::erase(classes, std::string("structure"));
+    if (cause.cls != "unknown" && std::ranges::count(classes, cause.cls) == 0) classes.insert(classes.begin(), cause.cls);
+    classes.insert(classes.begin(), "structure");
+    decide(&cause, "structure", std::move(classes));
+    cause.evidence.push_back(facts.structure_before);
   }
   say_context(facts, &cause);
   cause.next = next_command(facts);

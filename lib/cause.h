@@ -41,7 +41,7 @@ struct CauseFacts {
   // Its op instance.
   std::vector<std::string> inputs_agree, inputs_differ, inputs_one_sided;
   uint64_t inputs_nonfinite_b = 0;
-  std::string last_seen;           // where the value of an input was last recorded, and agreed
+  std::string last_seen;           // where the value of an input, or a gradient, was last recorded, and agreed
   bool step_inputs_agree = false;  // batch and parameters of this step were recorded and agree
   bool gradients_recorded = false; // and agree, on this rank in this step
   bool rests = false;              // a parameter or buffer at a step's end of a layer without a gradient in that step
@@ -72,6 +72,7 @@ struct CauseFacts {
   bool rng_agreed_at_load = false;
   std::vector<std::string> environment;  // differences of the numeric environment
   std::vector<std::string> structure;    // sentences
+  std::string structure_before;          // what only one run records right before it, and from this step on; empty: nothing
   bool collective_in_one_run = false;    // a collective of this layer was called in one run only
   bool collectives_recorded = false;
   bool messages_differ = false;          // collectives of other sizes, or in one run only, up to this step

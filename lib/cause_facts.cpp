@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 
+#include "lib/cause_rules.h"
 #include "lib/diff_collective.h"
 #include "lib/diff_parallel.h"
 #include "lib/diff_set_up.h"
@@ -91,6 +92,13 @@ void look_within_step(const MatchedStep& step, const Difference& d, int64_t numb
   const bool evaluated = (d.flags & kRecordEval) != 0;
   facts->rests = held && !has_gradient && facts->site.phase == Phase::optimizer &&
                  (evaluated || facts->gradients_recorded);
+  if (is_gradient_of_step(facts->site)) {
+    for (uint32_t row = 0; row < a.size() && row < d.row_a; ++row) {
+      const Site& site = step.site(row);
+      const bool same = site.role == Role::gradient && site.layer == facts->site.layer && site.tensor == facts->site.tensor;
+      if (same && step.training(row)) facts->last_seen = step.agrees(row) ? record_text(number, site) : std::string();
+    }
+  }
   if (facts->site.role != Role::input || d.digest_b == Digest{} || d.digest_a == Digest{}) return;
   if (const Site* site = holder(step, d.row_a, d.digest_a, d.site)) facts->last_seen = record_text(number, *site);
   if (const Site* site = holder(step, kNoRow, d.digest_b, d.site)) facts->equals_other = record_text(number, *site);
@@ -215,9 +223,21 @@ void look_at_steps_before(const OriginInput& input, const Origin& origin, CauseF
         counted(static_cast<uint64_t>(origin.step - first), "step") + fmt::format(" from step {} on", first);
 }
 
+// It began in this step of this rank, and before the record that differs: control flow that nothing recorded explains.
+bool is_right_before(const OneSided& entry, const Site& site, const Origin& origin) {
+  if (entry.has_forms() || entry.eval || entry.pair != origin.pair || entry.first_step != origin.step) return false;
+  if (origin.in_prologue || site.kind == Kind::collective || !site.communicator.empty()) return false;
+  const Difference& d = origin.difference;
+  return entry.side == OneSided::only_a ? entry.first_row < d.row_a : entry.first_row < d.row_b;
+}
+
 void look_at_structure(const OriginInput& input, const Origin& origin, CauseFacts* facts) {
   for (const OneSided& entry : input.scan.one_sided) {
     const Site& site = input.joins.of(entry.pair).site(entry.site);
+    if (facts->structure_before.empty() && is_right_before(entry, site, origin)) {
+      facts->structure_before = fmt::format("run {} alone records {} from this step on, before it",
+                                            entry.side == OneSided::only_a ? 'A' : 'B', place_text(site));
+    }
     if (site.kind != Kind::collective || entry.first_step > facts->first.step || entry.side == OneSided::relabelled)
       continue;
     facts->messages_differ = true;

@@ -260,7 +260,22 @@ void decide_resting(const CauseFacts& facts, Cause* cause) {
   decide(cause, "unknown", classes);
 }
 
+// Unscaling, clipping, hooks behind the accumulation and whatever else a program does to gradients by itself.
+void decide_changed_gradient(const CauseFacts& facts, Cause* cause) {
+  cause->evidence.push_back(fmt::format(
+      "its value was last recorded as {}, where the runs agree: it was changed unobserved between there and its use", facts.last_seen));
+  Classes classes = {"overwritten_input", "hyperparameter", "precision_or_formula", "nondeterministic_op", "stream_race",
+                     "hardware_or_sporadic"};
+  if (facts.everyone && facts.world_size > 1) drop(&classes, "hardware_or_sporadic");
+  if (facts.world_size > 1 && !facts.collectives_recorded) classes.insert(classes.begin(), {"missing_sync", "reduction_order"});
+  decide(cause, "unknown", classes);
+}
+
 }  // namespace
+
+bool is_gradient_of_step(const Site& site) {
+  return site.kind == Kind::tensor && site.role == Role::gradient && site.phase == Phase::optimizer;
+}
 
 void decide_state_or_input(const CauseFacts& facts, Cause* cause) {
   const bool update = facts.site.phase == Phase::optimizer;
@@ -274,7 +289,7 @@ void decide_state_or_input(const CauseFacts& facts, Cause* cause) {
                   : decide(cause, "stream_race");
   }
   if (update) {
-    if (facts.gradients_recorded)
+    if (facts.gradients_recorded && !is_gradient_of_step(facts.site))
       cause->evidence.push_back("the recorded gradients and hyperparameters of this step agree");
     // One rank alone may as well have been hit by an error; several that drift apart were not kept together.
     const bool drift = facts.replica_values_b > 2 || (facts.replica_values_b == 2 && facts.everyone);
@@ -287,7 +302,9 @@ void decide_state_or_input(const CauseFacts& facts, Cause* cause) {
       return decide(cause, "state_restore", {"state_restore", "nondeterministic_op"});
     }
     if (facts.rests) return decide_resting(facts, cause);
-    Classes classes = {"algorithm_choice", "precision_or_formula", "hardware_or_sporadic"};
+    if (is_gradient_of_step(facts.site)) return decide_changed_gradient(facts, cause);
+    // What the update read was recorded where it was written last: it may have been changed since.
+    Classes classes = {"algorithm_choice", "precision_or_formula", "overwritten_input", "hardware_or_sporadic"};
     if (!facts.gradients_recorded) classes.push_back("unordered_accumulation");
     if (facts.replica_values_b > 1 && !facts.collectives_recorded) classes.push_back("missing_sync");
     if (facts.everyone) drop(&classes, "hardware_or_sporadic");

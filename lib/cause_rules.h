@@ -14,6 +14,8 @@ void decide_source(const CauseFacts& facts, Cause* cause);          // batch, sa
 void decide_initial_state(const CauseFacts& facts, Cause* cause);   // loaded before the first step
 void decide_layout(const CauseFacts& facts, Cause* cause);          // another dtype or shape
 void decide_collective(const CauseFacts& facts, Cause* cause);      // a collective's output
+// A parameter's gradient as an optimizer, or what prepares its step, finds it: behind the backward pass.
+bool is_gradient_of_step(const Site& site);
 void decide_state_or_input(const CauseFacts& facts, Cause* cause);  // an op's input; a parameter after the update
 void decide_op(const CauseFacts& facts, Cause* cause);              // an op's output
 

@@ -105,6 +105,15 @@ bool is_left_to_launches(const Site& site) {
 // A collective, or what it was called with.
 bool is_of_collective(const Site& site) { return site.kind == Kind::collective || !site.communicator.empty(); }
 
+bool is_backward_gradient(const Site& site) {
+  return site.kind == Kind::tensor && site.role == Role::gradient && site.phase == Phase::backward;
+}
+
+// It is at level step, and does not record gradients where a backward pass leaves them.
+bool lacks_backward_gradients(const HashStreamReader& stream) {
+  return stream.header().level == Level::step && std::ranges::none_of(stream.sites(), is_backward_gradient);
+}
+
 StreamJoin::StreamJoin(const HashStreamReader& a, const HashStreamReader& b, Level level) : a_(a), b_(b) {
   const auto keys_a = a.site_keys(), keys_b = b.site_keys();
   keys_.assign(keys_a.begin(), keys_a.end());
@@ -134,15 +143,21 @@ StreamJoin::StreamJoin(const HashStreamReader& a, const HashStreamReader& b, Lev
   layout_keys_a_ = a.layout_keys();
   layout_keys_b_ = b.layout_keys();
 
-  const bool one_at_launch = (a.header().level == Level::launch) != (b.header().level == Level::launch);
   collectives_apart_ = find_collectives_apart();
+  const bool one_at_step = (a.header().level == Level::step) != (b.header().level == Level::step);
+  gradients_apart_ = one_at_step && (lacks_backward_gradients(a) || lacks_backward_gradients(b));
   for (uint32_t joint = 0; joint < keys_.size(); ++joint) {
     ops_.push_back(op_key(site(joint)));
-    const bool left_out = (one_at_launch && is_left_to_launches(site(joint))) ||
-                          (collectives_apart_ && is_of_collective(site(joint))) || !is_telling(a, b, site(joint));
-    wanted_.push_back(is_at_level(site(joint), level) && !left_out ? 1 : 0);
+    wanted_.push_back(is_at_level(site(joint), level) && !is_apart(joint) && is_telling(a, b, site(joint)) ? 1 : 0);
     all_wanted_ &= wanted_.back() != 0;
   }
+}
+
+// Only one of the streams is recorded in a way that would have it.
+bool StreamJoin::is_apart(uint32_t joint) const {
+  const bool one_at_launch = (a_.header().level == Level::launch) != (b_.header().level == Level::launch);
+  return (one_at_launch && is_left_to_launches(site(joint))) || (collectives_apart_ && is_of_collective(site(joint))) ||
+         (gradients_apart_ && is_backward_gradient(site(joint)));
 }
 
 bool StreamJoin::find_collectives_apart() const {

@@ -37,6 +37,7 @@ class StreamJoin {
 
  private:
   bool find_collectives_apart() const;
+  bool is_apart(uint32_t joint) const;
 
   const HashStreamReader& a_;
   const HashStreamReader& b_;
@@ -46,6 +47,9 @@ class StreamJoin {
   std::vector<uint64_t> ops_;
   std::vector<uint8_t> wanted_;
   bool all_wanted_ = true, collectives_apart_ = false;
+  // One stream is at level step and has no gradient of a backward pass: what records a job from outside takes those at the
+  // optimizer's step then, and from level layer on as they accumulate as well.
+  bool gradients_apart_ = false;
 };
 
 bool is_at_level(const Site& site, Level level);  // recorded at this level, or at a coarser one

@@ -153,9 +153,8 @@ void describe_skipped(const Findings& findings, const Origin& origin, Verdict* v
                   place_text(site), origin.ranks[0], origin.step));
 }
 
-// The first unmatched record as an origin of kind structure.
-Divergence structure_divergence(const Findings& findings) {
-  const OneSided& entry = *findings.structure.first;
+// An unmatched record as an origin of kind structure.
+Divergence structure_divergence(const Findings& findings, const OneSided& entry) {
   const Site& site = findings.input.joins.of(entry.pair).site(entry.site);
   Divergence out;
   out.in_prologue = entry.first_step == kPrologueStep;
@@ -187,7 +186,7 @@ void write_structure(const Findings& findings, Verdict* verdict) {
   facts.structure = findings.structure.sentences;
   const Run& holder = findings.structure.first->side == OneSided::only_a ? findings.input.run_a : findings.input.run_b;
   facts.run_b = shell_words({holder.directory()});
-  verdict->first = facts.first = structure_divergence(findings);
+  verdict->first = facts.first = structure_divergence(findings, *findings.structure.first);
   facts.site = findings.input.joins.of(findings.structure.first->pair).site(findings.structure.first->site);
   verdict->cause = decide_cause(facts);
   std::set<int> ranks;
@@ -307,6 +306,37 @@ void write_record_cause(const Findings& findings, const std::vector<First>& firs
   verdict->reason = reason_for(facts, *verdict);
 }
 
+// What only one run records from the step right before that of the first difference on: a step that was left out, or called
+// once more, shows in values a step later. nullptr: nothing.
+const OneSided* structure_a_step_before(const Findings& findings, const First& first) {
+  if (first.record == nullptr || first.record->in_prologue || first.record->step_index == kNoStep) return nullptr;
+  for (const OneSided& entry : findings.input.scan.one_sided) {
+    const auto& steps = findings.input.alignment.ranks[entry.pair].steps;
+    const auto at = std::ranges::find_if(steps, [&](const StepPair& step) { return step.step == first.record->step; });
+    if (entry.eval || entry.has_forms() || at == steps.end() || at == steps.begin()) continue;
+    const int64_t before = std::prev(at)->step;
+    if (entry.first_step != before || before == kPrologueStep) continue;
+    // There a resumed run may have set itself up; and what is another way in every step is no event of this one.
+    const bool begins = before == findings.input.alignment.begin;
+    if (begins && (findings.input.loaded != Loaded::no || entry.records > 1)) continue;
+    const Site& site = findings.input.joins.of(entry.pair).site(entry.site);
+    if (site.kind != Kind::collective && site.communicator.empty()) return &entry;
+  }
+  return nullptr;
+}
+
+void put_structure_first(const Findings& findings, const OneSided& entry, Verdict* verdict) {
+  const std::string value = at_text(*verdict->first);
+  verdict->also_first.insert(verdict->also_first.begin(), *std::move(verdict->first));
+  verdict->first = structure_divergence(findings, entry);
+  verdict->reason = fmt::format("the runs do not record the same: first {}; values differ first {}{}", at_text(*verdict->first), value,
+                                later_text(*verdict));
+  Cause& cause = verdict->cause;
+  std::erase(cause.class_candidates, std::string("structure"));
+  cause.class_candidates.insert(cause.class_candidates.begin(), "structure");
+  cause.cls = "structure";
+}
+
 }  // namespace
 
 Coverage coverage_of(const Findings& findings) {
@@ -353,6 +383,7 @@ void write_divergence(const Findings& findings, Verdict* verdict) {
     write_launch_cause(findings, firsts[0], verdict);
   else
     write_record_cause(findings, firsts, verdict);
+  if (const OneSided* entry = structure_a_step_before(findings, firsts[0])) put_structure_first(findings, *entry, verdict);
   const auto gaps = gaps_before(findings, *verdict->first);
   if (!gaps.empty()) {
     verdict->reason += "; records were lost before it, so the first divergence may lie in a gap";

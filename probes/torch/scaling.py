@@ -49,9 +49,28 @@ def _after_scaler(scaler, optimizer):
         failed("a hook of a GradScaler", error)
 
 
+def _look_at_gradients(parameters):
+    """Records what the norm is taken of, which nobody sees behind it. Gives what to pass on: a generator is used up."""
+    given = parameters
+    try:
+        if isinstance(given, Tensor):
+            given = (given,)
+        elif not isinstance(given, (list, tuple)):
+            given = parameters = list(given) or parameters
+        state.record_gradients_of(p for p in given if isinstance(p, Tensor))
+    except Exception as error:
+        failed("clip_grad_norm_", error)
+    return parameters
+
+
 def _clipping(original):
     @functools.wraps(original)
     def clip_grad_norm_(*args, **kwargs):
+        if Step.is_open and native.wanted() and not torch.compiler.is_compiling():
+            if args:
+                args = (_look_at_gradients(args[0]), *args[1:])
+            elif "parameters" in kwargs:
+                kwargs["parameters"] = _look_at_gradients(kwargs["parameters"])
         norm = original(*args, **kwargs)
         try:
             if Step.is_open and isinstance(norm, Tensor) and not torch.compiler.is_compiling():

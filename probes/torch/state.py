@@ -340,6 +340,17 @@ def _record_other(where, role, name, value):
         names.limit_once("values of this type in an optimizer's groups are not looked into", type(value).__name__)
 
 
+def record_gradients_of(parameters):
+    """Of those that belong to a model which is trained, as they are now."""
+    many = Many()
+    for parameter in parameters:
+        layer, name = owners.get(id(parameter), (None, None))
+        gradient = parameter.grad if layer is not None else None
+        if gradient is not None:
+            many.add(frame(OPTIMIZER, layer.name), GRADIENT, join(name, "grad"), gradient, names.boxes.get(id(parameter)))
+    many.flush()
+
+
 def record_gradients(optimizer):
     many = Many()
     for path, own, parameters in by_layer(optimizer):
