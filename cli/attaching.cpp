@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "lib/error.h"
+#include "lib/probe_contract.h"
 
 namespace forkpoint {
 using control::Message;
@@ -153,6 +154,7 @@ bool Attaching::await_ready(std::string* why) {
     }
     if (job->state() == "ready") continue;
     *why = fmt::format("{}: {}", job->who(), job->status().text("why"));
+    called_off_ = job->status().text("why") == contract::kWhyCalledOff;
     return false;
   }
   // Up to here no rank has been told to go; each that came to the first step meanwhile has given up by itself.
@@ -182,6 +184,7 @@ void Attaching::begin() {
       await_steps();
       if (arm_all(next_common_step(attempt), &why)) return;
       call_off("abort");
+      if (called_off_) throw Error(why + " before its first step.", "Nothing is recorded: `forkpoint detach` has ended the window.");
       if (request_.first) break;
     }
     throw Error(why + ".", "Nothing is recorded. Its steps are fast, or --from names one that is too near.");

@@ -76,6 +76,7 @@ class Attaching {
   int64_t first_ = 0, last_ = 0;
   double steps_a_second_ = 0;
   int seen_interruptions_ = 0;
+  bool called_off_ = false;  // by `forkpoint detach`, while the ranks were being told of the window
   bool interrupted_ = false;
   std::optional<int64_t> give_up_ms_;  // on the steady clock: those that are still at it are ended then
 };

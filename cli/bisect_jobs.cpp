@@ -40,12 +40,16 @@ void clear_away(const std::string& run) {
 }
 
 // The arm's command from its start: what it saves does not go to the user's checkpoints.
-std::vector<std::string> command_from_start(const BisectArm& arm, const std::string& run) {
+std::vector<std::string> command_from_start(const BisectArm& arm, const std::string& pattern, const std::string& run) {
   if (has_placeholder(arm.command)) {
+    std::vector<Checkpoint> all;
+    if (!arm.checkpoints.empty()) all = find_checkpoints(arm.checkpoints, pattern);
+    const auto broken = std::ranges::find_if(all, [](const Checkpoint& checkpoint) { return !checkpoint.whole; });
+    const std::string why = broken == all.end() ? "" : fmt::format(" ({} is not whole: {})", broken->path, broken->why_not);
     throw UsageError(
-        fmt::format(
-            "bisect: the {} command has to be given a checkpoint, and there is none at or before the first step.",
-            arm.name),
+        fmt::format("bisect: the {} command has to be given a checkpoint, and there is no whole one at or before the "
+                    "first step{}.",
+                    arm.name, why),
         "Name the folder with --checkpoint, and steps behind its first one with --steps A:B.");
   }
   CommandValues values;
@@ -66,7 +70,7 @@ std::vector<std::string> command_from_start(const BisectArm& arm, const std::str
 JobResult run_from_start(const BisectArm& arm, const RecordingRequest& recording, const BisectRequest& request) {
   JobRequest job;
   job.recording = recording;
-  job.recording.command = command_from_start(arm, recording.run_directory);
+  job.recording.command = command_from_start(arm, request.pattern, recording.run_directory);
   job.stop_after = *recording.steps->last;
   job.patience = request.patience;
   job.show_output = request.show_output;

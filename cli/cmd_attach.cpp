@@ -286,8 +286,21 @@ bool end_window(const Jobs& jobs) {
   return all;
 }
 
+// Ranks that are being told of a window take it over one by one, at their next step. Told to end meanwhile, some would
+// call it off and others record it: so that is waited for, as long as a step may take.
+void await_agreement(const Jobs& jobs) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(3);
+  const auto is_told = [](const Job& job) { return job.state() == "listening" || job.state() == "armed"; };
+  for (const auto& job : jobs) {
+    while (is_told(*job) && std::chrono::steady_clock::now() < deadline && job->refresh(5000))
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  for (const auto& job : jobs) job->refresh(5000);
+}
+
 int detach(const Arguments& arguments) {
   auto jobs = chosen_jobs(arguments, "detach");
+  await_agreement(jobs);
   std::erase_if(jobs, [](const auto& job) { return !is_attached(*job); });
   if (jobs.empty()) {
     print_note("none of these is attached.");

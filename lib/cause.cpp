@@ -105,7 +105,8 @@ std::string next_command(const CauseFacts& facts) {
 }  // namespace
 
 bool same_words(const CauseFacts& facts) {
-  return !facts.layout_differs && !facts.other_world && facts.site.kind != Kind::scalar &&
+  const bool state = facts.site.role == Role::rng || facts.site.role == Role::sampler;  // its order is its meaning
+  return !facts.layout_differs && !facts.other_world && !state && facts.site.kind != Kind::scalar &&
          facts.stats_a.word_sum == facts.stats_b.word_sum && facts.stats_a.absmax == facts.stats_b.absmax &&
          facts.stats_a.nonfinite == facts.stats_b.nonfinite && element_count(facts.layout_a) > 1;
 }

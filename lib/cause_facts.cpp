@@ -100,6 +100,7 @@ void look_within_step(const MatchedStep& step, const Difference& d, int64_t numb
     }
   }
   if (facts->site.role != Role::input || d.digest_b == Digest{} || d.digest_a == Digest{}) return;
+  if (element_count(facts->layout_a) <= 1) return;  // any count or flag may be the same number
   if (const Site* site = holder(step, d.row_a, d.digest_a, d.site)) facts->last_seen = record_text(number, *site);
   if (const Site* site = holder(step, kNoRow, d.digest_b, d.site)) facts->equals_other = record_text(number, *site);
 }

@@ -13,6 +13,7 @@
 #include "lib/cause_facts.h"
 #include "lib/diff_step.h"
 #include "lib/error.h"
+#include "lib/evaluation.h"
 #include "lib/run_knobs.h"
 #include "lib/run_steps.h"
 #include "lib/verdict_text.h"
@@ -117,6 +118,7 @@ class Measure {
       const StepSummary& summary = stream.steps()[i];
       const bool within = summary.step >= reference.first_step && summary.step <= reference.last_step;
       if (summary.step != kPrologueStep && !within) continue;
+      if (is_final_part(stream.steps(), i)) continue;  // there only where the job was not ended behind the last step
       if (!summary.complete || in_gap(stream, summary.step)) continue;  // said by lost_in
       if (reference.steps.contains({summary.step, rank})) {
         out_.lost.push_back(fmt::format("rank {}: {} came twice", rank, step_text(summary.step)));

@@ -3,12 +3,12 @@
 #include <cstdio>
 #include <new>
 
+#include "lib/probe_contract.h"
 #include "probes/recorder.h"
 
 namespace forkpoint {
 
 namespace {
-constexpr char kCalledOff[] = "it was called off";
 }
 
 constinit Attachment attachment;
@@ -67,7 +67,7 @@ void Attachment::call_off() {
   called_off_.store(true);
   for (const AttachState waiting : {AttachState::armed, AttachState::ready}) {
     if (!change(waiting, AttachState::finishing)) continue;
-    why_.store(kCalledOff);
+    why_.store(contract::kWhyCalledOff);
     settle(false);
   }
 }
@@ -132,10 +132,10 @@ void Attachment::before_step(const Token& token, int64_t step) {
     return;
   }
   if (state() != AttachState::ready || step < first_.load()) {
-    if (state() == AttachState::ready && called_off_.load()) finish(token, AttachState::ready, false, kCalledOff);
+    if (state() == AttachState::ready && called_off_.load()) finish(token, AttachState::ready, false, contract::kWhyCalledOff);
     return;
   }
-  if (called_off_.load()) return finish(token, AttachState::ready, false, kCalledOff);
+  if (called_off_.load()) return finish(token, AttachState::ready, false, contract::kWhyCalledOff);
   if (step != first_.load()) return finish(token, AttachState::ready, false, "its steps jumped past the first one");
   if (!go_.load()) return finish(token, AttachState::ready, false, "it began the first step before all ranks were ready");
   change(AttachState::ready, AttachState::recording);
@@ -145,17 +145,17 @@ void Attachment::step_begun(const Token& token, int64_t step) {
   if (state() != AttachState::recording) return;
   // A program that ends no step: the last one is over, the stream has heard of it.
   if (step > until_.load()) return finish(token, AttachState::recording, true, "");
-  if (called_off_.load()) finish(token, AttachState::recording, false, kCalledOff);
+  if (called_off_.load()) finish(token, AttachState::recording, false, contract::kWhyCalledOff);
 }
 
 void Attachment::step_ended(const Token& token, int64_t step) {
   if (state() == AttachState::recording) {
     if (step >= until_.load()) return finish(token, AttachState::recording, true, "");
-    if (called_off_.load()) finish(token, AttachState::recording, false, kCalledOff);
+    if (called_off_.load()) finish(token, AttachState::recording, false, contract::kWhyCalledOff);
     return;
   }
   if (state() != AttachState::ready) return;
-  if (called_off_.load()) return finish(token, AttachState::ready, false, kCalledOff);
+  if (called_off_.load()) return finish(token, AttachState::ready, false, contract::kWhyCalledOff);
   // What follows belongs to the first step: whether it is recorded is settled here.
   if (step + 1 >= first_.load() && !go_.load()) {
     finish(token, AttachState::ready, false, "it came to the first step before all ranks were ready");

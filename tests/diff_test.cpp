@@ -263,6 +263,100 @@ TEST_CASE("records of one run only, with no value difference, are a divergence o
   CHECK(v.propagated == 0);
 }
 
+namespace {
+
+// A step as PyTorch's is recorded from outside: gradients as they accumulate, from level layer on, and as the optimizer
+// finds them, at every level.
+void train(RunBuilder* run, Level level, int64_t step, uint64_t gradient, uint64_t weight) {
+  RankBuilder& rank = run->rank(0);
+  rank.step(step).at(Phase::state).state("torch.rng", Role::rng, 100 + static_cast<uint64_t>(step));
+  rank.forward("loss").scalar("loss", 1.0 + static_cast<double>(step), Role::loss);
+  if (level != Level::step) rank.backward("fc").add(Role::gradient, "weight.grad", value(10));
+  rank.at(Phase::optimizer, "fc").add(Role::gradient, "weight.grad", value(gradient)).add(Role::parameter, "weight", value(weight));
+}
+
+Verdict diff_of(const RunBuilder& a, const RunBuilder& b) {
+  const TemporaryFolder folder;
+  return diff_folders(a.write(folder / "a"), b.write(folder / "b"));
+}
+
+}  // namespace
+
+TEST_CASE("at level step no gradient of a backward pass is missing where only level layer records such") {
+  RunBuilder coarse(1, Level::step), fine(1, Level::layer), wrong(1, Level::layer), with(1, Level::step);
+  for (int64_t step = 0; step < 3; ++step) {
+    train(&coarse, Level::step, step, 10, 2), train(&fine, Level::layer, step, 10, 2);
+    train(&wrong, Level::layer, step, step == 1 ? 11 : 10, 2);
+    train(&with, Level::layer, step, 10, 2);  // a program that records such by itself, at every level
+    with.rank(0).backward("head").add(Role::gradient, "bias.grad", value(7));
+  }
+  for (const auto& [a, b] : {std::pair(&coarse, &fine), std::pair(&fine, &coarse)}) {
+    const Verdict v = diff_of(*a, *b);
+    INFO(dump(v));
+    CHECK(v.outcome == Outcome::identical);
+    CHECK(v.coverage.records_compared == 3 * 4);
+  }
+  const Verdict changed = diff_of(coarse, wrong);
+  INFO(dump(changed));
+  CHECK(is_at(first_of(changed), 1, 0, Phase::optimizer, "fc", "weight.grad"));
+  const Verdict missing = diff_of(with, fine);
+  INFO(dump(missing));
+  CHECK(missing.outcome == Outcome::diverged);
+  CHECK(is_at(first_of(missing), 0, 0, Phase::backward, "head", "bias.grad"));
+}
+
+TEST_CASE("a gradient that changed between its accumulation and the optimizer was not computed otherwise") {
+  RunBuilder a, b;
+  for (int64_t step = 0; step < 3; ++step) train(&a, Level::layer, step, 10, 2), train(&b, Level::layer, step, step == 1 ? 11 : 10, 2);
+  const Verdict v = diff_of(a, b);
+  INFO(dump(v));
+  CHECK(is_at(first_of(v), 1, 0, Phase::optimizer, "fc", "weight.grad"));
+  CHECK(v.cause.cls == "unknown");
+  CHECK(holds(v.cause.class_candidates, "overwritten_input"));
+  CHECK(holds(v.cause.evidence, "last recorded as step 1, backward, fc: weight.grad, where the runs agree"));
+}
+
+TEST_CASE("what one run leaves out in a step comes before the values that differ a step later") {
+  for (const int64_t left_out : {0, 2}) {
+    RunBuilder a, b;
+    for (RunBuilder* run : {&a, &b}) {
+      for (int64_t step = 0; step < 5; ++step) {
+        RankBuilder& rank = run->rank(0);
+        const bool later = run == &b && step > left_out;
+        rank.step(step).at(Phase::state).state("torch.rng", Role::rng, 100 + static_cast<uint64_t>(step) + (later ? 50 : 0));
+        rank.forward("loss").scalar("loss", later ? 9.0 : 1.0, Role::loss);
+        if (run == &a || step != left_out) rank.at(Phase::optimizer, "fc").add(Role::parameter, "weight", value(later ? 3 : 2));
+      }
+    }
+    const Verdict v = diff_of(a, b);
+    INFO(dump(v));
+    CHECK(is_at(first_of(v), left_out, 0, Phase::optimizer, "fc", "weight"));
+    CHECK(first_of(v).kind == Kind::structure);
+    CHECK(v.cause.cls == "structure");
+    CHECK(holds(v.cause.class_candidates, "rng_state"));
+    REQUIRE(v.also_first.size() == 1);
+    CHECK(v.also_first[0].tensor == "torch.rng");
+  }
+}
+
+TEST_CASE("what one run leaves out right before a value that differs is a candidate for its cause, and the first one") {
+  RunBuilder a, b;
+  for (RunBuilder* run : {&a, &b}) {
+    for (int64_t step = 0; step < 3; ++step) {
+      const bool apart = run == &b && step == 1;
+      run->rank(0).step(step).backward("fc").add(Role::gradient, "weight.grad", value(10));
+      if (!apart) run->rank(0).at(Phase::optimizer).scalar("grad_norm", 4);
+      run->rank(0).at(Phase::optimizer, "fc").add(Role::parameter, "weight", value(apart ? 3 : 2));
+    }
+  }
+  const Verdict v = diff_of(a, b);
+  INFO(dump(v));
+  CHECK(is_at(first_of(v), 1, 0, Phase::optimizer, "fc", "weight"));
+  CHECK(v.cause.cls == "structure");
+  CHECK(holds(v.cause.class_candidates, "nondeterministic_op"));
+  CHECK(holds(v.cause.evidence, "run A alone records optimizer: grad_norm from this step on, before it"));
+}
+
 TEST_CASE("a layout that differs from another in its strides alone is no difference, and hides none") {
   Value transposed = value(1), changed = flipped(1, 3, 20);
   transposed.layout.strides = changed.layout.strides = {1, 4};

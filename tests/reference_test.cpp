@@ -90,6 +90,17 @@ TEST_CASE("the same training is identical, and every group that was recorded is 
   }
 }
 
+TEST_CASE("what a job that ends by itself leaves behind its last step is no second step of that number") {
+  RunBuilder run = training();
+  for (int rank = 0; rank < 2; ++rank) {
+    run.rank(rank).step(kLast).at(Phase::state, "kept").flags(kRecordEval).add(Role::parameter, "weight", value(9));
+  }
+  const MeasuredRun found = measured(run);
+  INFO(found.lost.size() << (found.lost.empty() ? "" : found.lost[0]));
+  CHECK(found.lost.empty());
+  CHECK(compared(training(), run).verdict.outcome == Outcome::identical);
+}
+
 TEST_CASE("one value that differs in any group, in any step, is found at its step and rank") {
   const std::pair<const char*, const char*> groups[] = {
       {"batch", "data"},         {"dropout", "generators"},      {"loss", "loss"},        {"grad", "gradients"},

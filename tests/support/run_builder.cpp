@@ -81,6 +81,7 @@ Value shard(uint64_t seed, const std::vector<int64_t>& global_shape, const std::
 RankBuilder& RankBuilder::step(int64_t number) {
   steps_.push_back(number);
   micro_ = 0;
+  begins_ = true;
   return *this;
 }
 
@@ -120,6 +121,8 @@ RankBuilder& RankBuilder::add(Role role, const std::string& tensor, const Value&
   if (steps_.empty()) steps_.push_back(0);
   row.record.micro_step = micro_, row.record.digest = value.digest, row.record.stats = value.stats,
   row.record.flags = flags_;
+  row.begins = begins_;
+  begins_ = false;
   rows_.push_back(row);
   return *this;
 }
@@ -162,7 +165,8 @@ void RankBuilder::write(const std::string& path, const StreamHeader& header) con
   for (size_t s = 0; s < steps_.size(); ++s) {
     writer->begin_step(steps_[s]);
     std::map<std::tuple<uint32_t, int32_t, bool>, uint32_t> calls;
-    for (; at < rows_.size() && rows_[at].step == steps_[s]; ++at) {
+    for (const size_t first = at; at < rows_.size() && rows_[at].step == steps_[s]; ++at) {
+      if (at > first && rows_[at].begins) break;
       Record record = rows_[at].record;
       record.site = writer->site_id(rows_[at].site);
       record.layout = writer->layout_id(rows_[at].layout);

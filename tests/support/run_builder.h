@@ -63,6 +63,7 @@ class RankBuilder {
     Site site;
     Layout layout;
     Record record;
+    bool begins = false;  // its step: one of the same number may come before
   };
   void write(const std::string& path, const StreamHeader& header) const;
 
@@ -76,6 +77,7 @@ class RankBuilder {
   std::string layer_, op_, communicator_;
   int32_t micro_ = 0;
   uint8_t flags_ = 0;
+  bool begins_ = false;
   bool finish_ = true;
 };
 

@@ -9,6 +9,7 @@ FAULTS = {
     "dropout@2": (2, "forward", "blocks.0.drop", "output"),
     "lr@2": (2, "optimizer", None, "group0.lr"),
     "order@3": (3, "data", None, "batch"),
+    "grad@2": (2, "optimizer", "blocks.1.fc1", "weight.grad"),
 }
 
 
@@ -25,6 +26,14 @@ if __name__ == "__main__":
         for fault, where in FAULTS.items():
             record(f"{folder}/{fault}", "bridge_gpt.py", "--fault", fault)
             expect(place(diff(f"{folder}/good", f"{folder}/{fault}")), ("diverged", *where))
+        assert diff(f"{folder}/good", f"{folder}/grad@2")["cause"]["class"] == "unknown", "who changed a gradient was not seen"
+        record(f"{folder}/skip", "bridge_gpt.py", "--fault", "skip@2")
+        verdict = diff(f"{folder}/good", f"{folder}/skip")
+        expect((place(verdict)[:3], verdict["first"]["kind"], verdict["cause"]["class"]), (("diverged", 2, "optimizer"), "structure", "structure"))
+        record(f"{folder}/coarse", "bridge_gpt.py", level="step")
+        for pair in ("coarse", "good"), ("good", "coarse"):
+            verdict = diff(*(f"{folder}/{run}" for run in pair))
+            assert verdict["verdict"] == "identical" and verdict["records_compared"] > 300, verdict
         record(f"{folder}/init", "bridge_gpt.py", "--fault", "init@0")
         verdict = diff(f"{folder}/good", f"{folder}/init")
         expect(place(verdict)[2:4] + (verdict["cause"]["class"],), ("load", "tok", "initial_state"))

@@ -134,8 +134,12 @@ def train(options):
             logits = model(tokens[:, :-1])["logits"]
             loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()) / MICRO_STEPS
             loss.backward()
+        if fault == ("grad", step):
+            with torch.no_grad():
+                model.blocks[1].fc1.weight.grad.mul_(1.01)
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        if fault != ("skip", step):
+            optimizer.step()
         schedule.step()
         optimizer.zero_grad()
         for handle in model.__dict__.pop("to_remove", []):
