@@ -25,17 +25,20 @@ struct NcclMaking {
   int id_count = 0;
   int size = 0;
   int place = 0;
+  const void* config = nullptr;  // ncclConfig_t; likewise below
 };
 struct NcclSplit {
   NcclComm parent = nullptr;
   int color = 0;
   NcclComm* made = nullptr;
+  const void* config = nullptr;
 };
 struct NcclShrink {
   NcclComm parent = nullptr;
   const int* excluded = nullptr;
   int count = 0;
   NcclComm* made = nullptr;
+  const void* config = nullptr;
 };
 
 // The copy that made the communicator, else the caller's. nullptr: there is none.

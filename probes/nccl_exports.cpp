@@ -141,13 +141,13 @@ FORKPOINT_EXPORT ncclCommInitRank(NcclComm* comm, int size, NcclUniqueId id, int
 
 FORKPOINT_EXPORT ncclCommInitRankConfig(NcclComm* comm, int size, NcclUniqueId id, int rank, void* config) {
   FORKPOINT_FIND(CommInitRankConfig, nullptr)
-  return make_ranks(*nccl, {comm, &id, 1, size, rank},
+  return make_ranks(*nccl, {comm, &id, 1, size, rank, config},
                     [&] { return nccl->CommInitRankConfig(comm, size, id, rank, config); });
 }
 
 FORKPOINT_EXPORT ncclCommInitRankScalable(NcclComm* comm, int size, int rank, int ids, NcclUniqueId* id, void* config) {
   FORKPOINT_FIND(CommInitRankScalable, nullptr)
-  return make_ranks(*nccl, {comm, id, ids, size, rank},
+  return make_ranks(*nccl, {comm, id, ids, size, rank, config},
                     [&] { return nccl->CommInitRankScalable(comm, size, rank, ids, id, config); });
 }
 
@@ -158,12 +158,12 @@ FORKPOINT_EXPORT ncclCommInitAll(NcclComm* comms, int size, const int* devices) 
 
 FORKPOINT_EXPORT ncclCommSplit(NcclComm comm, int color, int key, NcclComm* made, void* config) {
   FORKPOINT_FIND(CommSplit, comm)
-  return split(*nccl, {comm, color, made}, [&] { return nccl->CommSplit(comm, color, key, made, config); });
+  return split(*nccl, {comm, color, made, config}, [&] { return nccl->CommSplit(comm, color, key, made, config); });
 }
 
 FORKPOINT_EXPORT ncclCommShrink(NcclComm comm, int* excluded, int count, NcclComm* made, void* config, int flags) {
   FORKPOINT_FIND(CommShrink, comm)
-  return shrink(*nccl, {comm, excluded, count, made},
+  return shrink(*nccl, {comm, excluded, count, made, config},
                 [&] { return nccl->CommShrink(comm, excluded, count, made, config, flags); });
 }
 

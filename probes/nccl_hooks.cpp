@@ -166,7 +166,7 @@ NcclResult make_ranks(const NcclLibrary& library, const NcclMaking& call, NcclRe
   const Making making = begin_making(&library, id, call.size, call.place);
   const NcclResult result = call_nccl(real);
   end_making(making, result, call.made);
-  swap_made(library, {call.made, 1, has_id ? id.a | 1 : 0}, result);
+  swap_made(library, {call.made, 1, has_id ? id.a | 1 : 0, call.config}, result);
   return result;
 }
 
@@ -195,7 +195,7 @@ NcclResult split(const NcclLibrary& library, const NcclSplit& call, NcclReal rea
   const NcclResult result = call_nccl(real);
   end_making(making, result, call.made, call.color != kNcclNoColor);
   const uint64_t family = swap_family_of_child(call.parent, "split", static_cast<uint32_t>(call.color));
-  if (call.color != kNcclNoColor) swap_made(library, {call.made, 1, family}, result);
+  if (call.color != kNcclNoColor) swap_made(library, {call.made, 1, family, call.config, call.parent}, result);
   return result;
 }
 
@@ -205,7 +205,7 @@ NcclResult shrink(const NcclLibrary& library, const NcclShrink& call, NcclReal r
   const NcclResult result = call_nccl(real);
   end_making(making, result, call.made);
   const uint64_t family = swap_family_of_child(call.parent, "shrink", hash_of(call.excluded, call.count));
-  swap_made(library, {call.made, 1, family}, result);
+  swap_made(library, {call.made, 1, family, call.config, call.parent}, result);
   return result;
 }
 

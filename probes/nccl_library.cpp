@@ -163,6 +163,16 @@ const NcclLibrary* nccl_of_caller(const void* caller) {
   return &slots[index].library;
 }
 
+bool has_settled(const NcclLibrary& library, NcclComm comm, NcclResult result) {
+  static constinit std::atomic<uint32_t> nobody_wakes{0};
+  constexpr int64_t kPauseNs = 50'000;
+  while (result == kNcclInProgress) {
+    if (!library.CommGetAsyncError || library.CommGetAsyncError(comm, &result) != kNcclSuccess) return false;
+    if (result == kNcclInProgress) futex_wait(nobody_wakes, 0, kPauseNs);
+  }
+  return result == kNcclSuccess;
+}
+
 NcclResult nccl_not_there(const char* function) {
   if (!absence_said.exchange(true)) {
     say("%s was called, but no NCCL that has it is loaded in this process: the call fails", function);

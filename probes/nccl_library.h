@@ -18,6 +18,10 @@ struct NcclLibrary {
 // nullptr: no NCCL is loaded. The result lives as long as the process.
 const NcclLibrary* nccl_of_caller(const void* caller);
 
+// Waits until a call of ours is enqueued, on a communicator that may be non-blocking; result: what the call returned.
+// false: it failed.
+bool has_settled(const NcclLibrary& library, NcclComm comm, NcclResult result);
+
 // Says once that a call of `function` cannot be served, and returns what the caller is to get.
 NcclResult nccl_not_there(const char* function);
 

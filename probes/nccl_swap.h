@@ -4,7 +4,8 @@
 // Whether a communicator's reductions are swapped is decided once, by all its members together: each says what it can,
 // through NCCL itself, and only if every one can all of them do. They decide at its first reduction, where all of them
 // come: one that never reduces costs nothing. That reduction waits for the members (and so may NCCL's, which connects
-// them then), or on a communicator that does not block is in progress (ncclCommGetAsyncError) until they have decided.
+// them then), or on a communicator that does not block is in progress (ncclCommGetAsyncError) until they have decided
+// and it is launched. How a communicator was made need not have been seen: members know each other by what they answer.
 // Nobody waits for ever where reductions on several communicators come in one order on all ranks, as NCCL asks; the
 // first ones of several in one group may stand in any order, if they stand in one group on all ranks.
 //
@@ -19,8 +20,9 @@
 // starts them.
 //
 // Costs a communicator 18 to 40 MB of device memory (kernels/deterministic_collective.h), which the next one takes over
-// when it is destroyed. What one leaves that was aborted with kernels under way, or that has calls in graphs, is used by
-// nobody: others may still write to it. Any thread; no lock is held across a call to NCCL or CUDA.
+// when it is destroyed. What one leaves that was aborted with kernels under way, or that has calls in graphs, is used
+// by nobody: others may still write to it. Nor are the blocks that its graphs' kernels take up on the device, unless it
+// was aborted, so that they end as they begin. Any thread; no lock is held across a call to NCCL or CUDA.
 #pragma once
 
 #include "probes/nccl_calls.h"
@@ -38,10 +40,13 @@ bool nccl_swap_is_on();
 
 // comms: where NCCL has written them, or will when the thread's group ends, or when the parent is ready. family: the
 // same for all members of one communicator, in all processes, and for no other; 0: not known.
+// config: what the program gave, or nullptr. parent: of one that is made from another.
 struct NcclSwapMaking {
   NcclComm* comms;
   int count;
   uint64_t family;
+  const void* config = nullptr;
+  NcclComm parent = nullptr;
 };
 // Of a communicator that is made from a parent, in a call that all members of the parent make; what: that tells apart
 // what one call makes. For each such call, whether or not this member gets one.

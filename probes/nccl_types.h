@@ -12,7 +12,9 @@ namespace forkpoint {
 using NcclComm = void*;
 using NcclResult = int;
 inline constexpr NcclResult kNcclSuccess = 0;
+inline constexpr NcclResult kNcclCudaError = 1;
 inline constexpr NcclResult kNcclSystemError = 2;
+inline constexpr NcclResult kNcclInternalError = 3;
 inline constexpr NcclResult kNcclInProgress = 7;
 
 struct NcclUniqueId {  // by value, as there: its size decides how it is passed
@@ -26,6 +28,7 @@ inline constexpr int kNcclScalarDevice = 0;       // where a scalar lies; 1: in 
 inline constexpr DType kNcclTypes[] = {DType::i8,  DType::u8,  DType::i32, DType::u32,  DType::i64,    DType::u64,
                                        DType::f16, DType::f32, DType::f64, DType::bf16, DType::f8e4m3, DType::f8e5m2};
 inline constexpr int kNcclTypeCount = static_cast<int>(sizeof(kNcclTypes) / sizeof(kNcclTypes[0]));
+inline constexpr int kNcclBytes = 1;  // ncclUint8
 // nullptr: a type that this version of forkpoint does not know.
 constexpr const DType* nccl_dtype(int type) {
   return type >= 0 && type < kNcclTypeCount ? &kNcclTypes[type] : nullptr;

@@ -1,113 +1,64 @@
 #include "probes/swap_communicator.h"
 
-#include <new>
-
 #include "probes/os.h"
-#include "probes/swap_record.h"
 
 namespace forkpoint {
-namespace {
 
-bool has_all(const CudaDriver& driver) {
-  return driver.cuDeviceCanAccessPeer_ && driver.cuCtxEnablePeerAccess_ && driver.cuIpcGetMemHandle_ &&
-         driver.cuIpcOpenMemHandle_ && driver.cuIpcCloseMemHandle_ && driver.cuEventRecordWithFlags_ &&
-         driver.cuStreamGetCaptureInfo_ && driver.cuCtxGetId_;
-}
+using collective::CollectivePlace;
 
-// Whole pages of the device: smaller pieces share an allocation with others, and a handle opens all of it.
-uint64_t staging_bytes_for(int size) {
-  constexpr uint64_t kPage = 2 << 20;
-  return (collective::staging_for(static_cast<uint32_t>(size)).total_bytes() + kPage - 1) / kPage * kPage;
-}
-
-// Pinned memory: copies to other memory would wait for the members. nullptr: there is none.
-char* make_host_memory(const CudaDriver& driver, CUdeviceptr* on_device) {
-  char* host = static_cast<char*>(map_zeroed(SwapMeans::kHostBytes));
-  constexpr unsigned kFlags = CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_PORTABLE;
-  if (!host) return nullptr;
-  if (driver.cuMemHostRegister_(host, SwapMeans::kHostBytes, kFlags) != CUDA_SUCCESS)
-    return unmap(host, SwapMeans::kHostBytes), nullptr;
-  return driver.cuMemHostGetDevicePointer_(on_device, host, 0) == CUDA_SUCCESS ? host : nullptr;
-}
-
-}  // namespace
-
-// ---- Making
-
-// The one in which NCCL works: the current one, if it is on the communicator's device, else the device's primary one.
-bool SwapCommunicator::find_context() {
-  if (library_.CommCuDevice(handle.load(), &device_) != kNcclSuccess) return false;
-  CUcontext current = nullptr;
-  CUdevice on = -1;
-  if (driver_.cuCtxGetCurrent_(&current) != CUDA_SUCCESS) return false;
-  if (current && driver_.cuCtxGetDevice_(&on) == CUDA_SUCCESS && on == device_) return context_ = current, true;
-  return driver_.cuDevicePrimaryCtxRetain_(&context_, device_) == CUDA_SUCCESS;
-}
-
-bool SwapCommunicator::find_means() {
-  shape_ = collective::staging_for(static_cast<uint32_t>(size_));
-  means_ = take_swap_means(driver_, number_of_context(driver_, context_), staging_bytes_for(size_));
-  return means_;
-}
-
-// What it asks and answers through, if only to say no. false: there is nothing.
-bool SwapCommunicator::make_voice() {
-  SwapMeans& means = *means_;
-  if (!driver_.cuMemcpyHtoDAsync_ || !driver_.cuMemcpyDtoHAsync_ || !driver_.cuStreamQuery_) return false;
-  if (!means.host) means.host = make_host_memory(driver_, &means.host_on_device);
-  if (means.host)
-    __atomic_store_n(reinterpret_cast<uint32_t*>(means.host), 0u, __ATOMIC_RELEASE);
-  else
-    refuse("it has no pinned memory");
-  if (!means.exchange && driver_.cuStreamCreate_(&means.exchange, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS)
-    means.exchange = nullptr;
-  if (!means.records && driver_.cuMemAlloc_(&means.records, SwapMeans::kRecordsBytes) != CUDA_SUCCESS)
-    means.records = means.host ? means.host_on_device + kRecordsAt : 0;  // NCCL takes the host's memory too
-  return means.records != 0;
-}
-
-bool SwapCommunicator::make_staging() {
-  means_->staging_bytes = staging_bytes_for(size_);
-  if (!means_->staging && driver_.cuMemAlloc_(&means_->staging, means_->staging_bytes) != CUDA_SUCCESS)
-    return means_->staging = 0, false;
-  return driver_.cuMemsetD8Async_(means_->staging, 0, means_->staging_bytes, means_->exchange) == CUDA_SUCCESS;
-}
-
-// What the kernels need. Without it this member says no.
-void SwapCommunicator::make_kernels() {
-  SwapMeans& means = *means_;
-  const auto has_event = [&](CUevent* event) {
-    return *event || driver_.cuEventCreate_(event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS;
-  };
-  if (!has_all(driver_))
-    refuse("the driver lacks a function");
-  else if (!has_event(&means.last) || !has_event(&means.captured))
-    refuse("the driver makes no event");
-  else if (!(means.kernels = swap_kernels(driver_, means.context, device_)))
-    refuse("the kernels could not be loaded");
-  else if (!make_staging())
-    refuse("there is no device memory for it");
-  else if (!mode_.messages)
-    means.blocks = means.kernels->reserve(shape_.blocks);
-}
-
-// false: it asks nobody. That is so on all members, or this one cannot, and is broken.
-bool SwapCommunicator::prepare() {
-  const NcclComm comm = handle.load();
-  if (!library_.AllGather || !library_.CommCount || !library_.CommUserRank || !library_.CommCuDevice)
-    return refuse("NCCL lacks a function"), false;
-  NcclResult result = library_.CommCount(comm, &size_);
-  if (result == kNcclSuccess) result = library_.CommUserRank(comm, &place_);
-  if (result != kNcclSuccess) return fail(result, "NCCL does not say how many members it has"), false;
-  if (size_ < 2) return refuse("it has one member"), false;
-  if (size_ > static_cast<int>(collective::kMostRanks))
-    return refuse("it has more members than the kernels take"), false;
-  if (!find_context()) return fail(kNcclCudaError, "its device has no context"), false;
+// What comes before the call's own work on its stream, and behind it.
+NcclResult SwapCommunicator::begin_launch(Launch& call) {
+  if (ended_.load()) return kNcclSystemError;
+  const CollectivePlace place{shape_,   static_cast<uint32_t>(place_),
+                              reached_, reinterpret_cast<const uint32_t*>(means_->host_on_device),
+                              call.in,  call.out};
   const InContext here(driver_, context_);
-  if (!here.entered() || !find_means() || !make_voice())
-    return fail(kNcclCudaError, "there is no memory to ask its members through"), false;
-  make_kernels();
-  return true;
+  if (!collective::plan_collective(call.spec, place, &call.planned) || !here.entered()) return kNcclCudaError;
+  if (call.planned.grid == 0) return kNcclSuccess;
+  const bool ordered = order_.capture_of(call.stream, &call.capture) == CUDA_SUCCESS &&
+                       order_.before(*means_, call.stream, call.capture) == CUDA_SUCCESS;
+  if (!ordered) return kNcclCudaError;
+  return by_messages() || means_->kernels->run(driver_, call.planned, call.stream) ? kNcclSuccess : kNcclCudaError;
+}
+NcclResult SwapCommunicator::end_launch(const Launch& call) {
+  const InContext here(driver_, context_);
+  if (call.planned.grid == 0) return kNcclSuccess;
+  return order_.behind(*means_, call.stream, call.capture) == CUDA_SUCCESS ? kNcclSuccess : kNcclCudaError;
+}
+
+NcclResult SwapCommunicator::launch(std::span<Launch> calls) {
+  NcclResult result = kNcclSuccess;
+  size_t begun = 0;
+  for (; begun < calls.size() && result == kNcclSuccess; ++begun) result = calls[begun].one->begin_launch(calls[begun]);
+  if (result == kNcclSuccess && calls[0].one->by_messages() && calls[0].planned.grid > 0) result = send_and_add(calls);
+  // Also where it failed halfway: part of it may be under way.
+  for (size_t i = 0; i < begun; ++i) {
+    const NcclResult ended = calls[i].one->end_launch(calls[i]);
+    if (result == kNcclSuccess) result = ended;
+  }
+  return result;
+}
+
+SwapMessages SwapCommunicator::messages_on(CUstream stream) const {
+  return {.library = library_,
+          .driver = driver_,
+          .comm = handle.load(),
+          .place = place_,
+          .ranks = static_cast<uint32_t>(size_),
+          .context = context_,
+          .kernels = means_->kernels,
+          .staging = reinterpret_cast<char*>(means_->staging),
+          .stream = stream};
+}
+
+NcclResult SwapCommunicator::send_and_add(std::span<Launch> calls) {
+  std::vector<SwapMessages> parts;
+  for (const Launch& call : calls) {
+    parts.push_back(call.one->messages_on(call.stream));
+    parts.back().spec = call.spec;
+    parts.back().params = call.planned.params;
+  }
+  return add_by_messages(parts);
 }
 
 // ---- Ending
@@ -121,17 +72,21 @@ void SwapCommunicator::end(bool aborts) {
   {
     // Of a call that ends early nobody knows who still writes to this member's memory.
     const InContext here(driver_, context_);
-    lost_ = !here.entered() || (any_launch_ && driver_.cuEventQuery_(means_->last) != CUDA_SUCCESS);
+    lost_ = !here.entered() || (order_.any_launch() && driver_.cuEventQuery_(means_->last) != CUDA_SUCCESS);
   }
   __atomic_store_n(reinterpret_cast<uint32_t*>(means_->host), 1u, __ATOMIC_RELEASE);
+  aborted_ = true;
 }
 
 SwapCommunicator::~SwapCommunicator() {
   if (!means_) return;
-  if (means_->blocks > 0 && (lost_ || any_capture_)) means_->kernels->give_back(means_->blocks);
-  // A graph may still be replayed.
+  // A graph may still be replayed: its kernels wait for others, and their blocks are theirs for ever, unless they end
+  // at once. Nobody else may count on what they take up.
+  const bool may_wait = order_.any_capture() && !aborted_;
+  const bool is_left = lost_ || order_.any_capture();
+  if (means_->blocks > 0 && is_left && !may_wait) means_->kernels->give_back(means_->blocks);
   const bool is_gone = means_->context == 0 || number_of_context(driver_, context_) != means_->context;
-  if (lost_ || any_capture_ || is_gone) {
+  if (is_left || is_gone) {
     delete means_;
     return;
   }

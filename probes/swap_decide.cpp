@@ -5,6 +5,8 @@
 //   2  whether they have       then all know, by the same records, what all do
 // A member that fails takes part all the same, and says no in the next round. After the last there is none, so what it
 // says is all that counts, and to hear it is tried again; one that cannot is broken: it fails, and does not go its way.
+// Where some member's calls do not wait, and they go by messages, a fourth follows in which each sends to each: NCCL
+// has connected them then, and no later call waits for anybody who has not come to it yet.
 #include <fcntl.h>
 #include <sys/random.h>
 #include <unistd.h>
@@ -21,10 +23,8 @@ namespace forkpoint {
 namespace {
 
 constexpr char kMagic[16] = "forkpoint-swap";
-constexpr uint32_t kVersion = 4;  // of the rule, the protocol and the planner's cut
-constexpr uint32_t kRounds = 3;
-constexpr int64_t kPauseNs = 50'000, kLookNs = 1'000'000, kTroubleNs = 1'000'000'000, kPatienceNs = 60'000'000'000;
-constinit std::atomic<uint32_t> nobody_wakes{0};
+constexpr uint32_t kVersion = 5;  // of the rule, the protocol and the planner's cut
+constexpr int64_t kLookNs = 1'000'000, kTroubleNs = 1'000'000'000, kPatienceNs = 60'000'000'000;
 
 // Of this machine since it was started: processes that share it may share memory.
 uint64_t host_number() {
@@ -56,18 +56,10 @@ uint64_t process_number() {
 
 void forget_swap_process_in_child() { own_number.store(0); }
 
-bool has_settled(const NcclLibrary& library, NcclComm comm, NcclResult result) {
-  while (result == kNcclInProgress) {
-    if (!library.CommGetAsyncError || library.CommGetAsyncError(comm, &result) != kNcclSuccess) return false;
-    if (result == kNcclInProgress) futex_wait(nobody_wakes, 0, kPauseNs);
-  }
-  return result == kNcclSuccess;
-}
-
 // ---- What a member says
 
 SwapCommunicator::Record* SwapCommunicator::host_records() const {
-  return means_->host ? reinterpret_cast<Record*>(means_->host + kRecordsAt) : nullptr;
+  return means_->host ? reinterpret_cast<Record*>(means_->host + SwapMeans::kRecordsAt) : nullptr;
 }
 
 void SwapCommunicator::fill(Record* record) const {
@@ -85,7 +77,7 @@ void SwapCommunicator::fill(Record* record) const {
   record->address = means_->staging;
   record->context = reinterpret_cast<uint64_t>(context_);
   record->token = token_;
-  record->family = family;
+  record->waits = waits;
   record->shape = collective::staging_for(static_cast<uint32_t>(size_));
   strncpy(record->why, refusal_, sizeof(record->why) - 1);
 }
@@ -113,12 +105,19 @@ void SwapCommunicator::begin_round() {
   look_at_ns_ = now_ns() + kLookNs;
   trouble_until_ns_ = 0;
   const InContext here(driver_, context_);
-  post(here.entered());
-  char* all = reinterpret_cast<char*>(means_->records) + sizeof(Record);
-  // In any case: the others wait for it.
-  began_ = library_.AllGather(reinterpret_cast<void*>(means_->records), all, sizeof(Record), kNcclBytes, handle.load(),
-                              means_->exchange);
+  char *own = reinterpret_cast<char*>(means_->records), *all = own + sizeof(Record);
   awaits_ = Awaits::launch;
+  // In any case: the others wait for it.
+  if (round_ == kSwapRounds) {
+    began_ = connect_by_messages(messages_on(means_->exchange), own, all, sizeof(Record));
+    return;
+  }
+  post(here.entered());
+  began_ = library_.AllGather(own, all, sizeof(Record), kNcclBytes, handle.load(), means_->exchange);
+}
+
+uint32_t SwapCommunicator::rounds() const {
+  return kSwapRounds + (outcome_ == Outcome::messages && any_returns_ ? 1 : 0);
 }
 
 // ---- What it hears
@@ -146,28 +145,49 @@ void SwapCommunicator::agree_on_blocks(const Record* records) {
   if (least > 0) shape_.blocks = least;
 }
 
-// All members' last records. Messages of two members that one thread holds have to leave in one group: the first would
-// wait for the second for ever. Which belong together is known of communicators that were seen made.
+// All members' last records.
 void SwapCommunicator::accept(const Record* records) {
-  bool all = true, shares = false, known = true;
+  bool all = true;
   for (int i = 0; i < size_; ++i) {
     all = all && records[i].proven;
-    known = known && records[i].family != 0;
-    for (int j = 0; j < i; ++j)
-      shares = shares || (records[i].host == records[j].host && records[i].process == records[j].process);
+    any_returns_ = any_returns_ || !records[i].waits;
   }
-  if (!all && shares && !known) return refuse("members in one process do not add by kernels, and it was not seen how they were made");
   outcome_ = all ? Outcome::kernels : Outcome::messages;
 }
 
+// What all of them have drawn: nobody else has drawn the same.
+void SwapCommunicator::learn_kin(const Record* records) {
+  uint64_t mixed = static_cast<uint64_t>(size_);
+  for (int i = 0; i < size_; ++i) {
+    if (memcmp(records[i].magic, kMagic, sizeof(kMagic)) != 0) return;
+    mixed = mix64(mixed ^ records[i].token) + records[i].token;
+  }
+  if (kin_.load() == 0) kin_.store(mixed | 1);
+}
+
+bool SwapCommunicator::has_member(uint64_t token) const {
+  const Record* all = host_records();
+  return token != 0 && all &&
+         std::any_of(all + 1, all + 1 + size_, [&](const Record& one) { return one.token == token; });
+}
+
+bool SwapCommunicator::is_kin_of(const SwapCommunicator& other) const {
+  if (this == &other) return true;
+  if (kin() != 0 && other.kin() != 0) return kin() == other.kin();
+  return family != 0 && family == other.family;
+}
+
 void SwapCommunicator::judge(bool heard) {
+  if (round_ == kSwapRounds)
+    return heard ? void() : fail(kNcclSystemError, "it could not be connected with its members");
   const InContext here(driver_, context_);
-  const bool is_last = round_ + 1 == kRounds;
+  const bool is_last = round_ + 1 == kSwapRounds;
   if (!heard) {
     if (is_last && said_yes_) return fail(kNcclSystemError, "it could not hear what its members agreed upon");
     return refuse("it could not hear its members");
   }
   const Record* all = host_records() + 1;
+  learn_kin(all);
   if (const char* against = reason_against(all)) {
     strncpy(heard_refusal_, against, sizeof(heard_refusal_) - 1);
     refuse(heard_refusal_);
@@ -199,7 +219,7 @@ bool SwapCommunicator::round_is_over() {
 // Behind the members' answers. What they wrote into this one's memory came before those.
 CUresult SwapCommunicator::copy_answers() {
   Record* to = host_records();
-  if (!to) return CUDA_SUCCESS;
+  if (!to || round_ == kSwapRounds) return CUDA_SUCCESS;
   const size_t bytes = static_cast<size_t>(size_) * sizeof(Record);
   CUresult result = driver_.cuMemcpyDtoHAsync_(to + 1, means_->records + sizeof(Record), bytes, means_->exchange);
   if (result == CUDA_SUCCESS && round_ == 1 && !refusal_[0])
@@ -261,83 +281,6 @@ void SwapCommunicator::end_decision() {
     if (here.entered()) leave_swap_means(driver_, means_), means_ = nullptr;
   }
   decided_.store(true, std::memory_order_release);
-}
-
-// Of which one has failed, none asks any more: it would wait for that one.
-bool SwapCommunicator::is_over(const Bundle& bundle) {
-  bool over = true;
-  NcclResult broken = kNcclSuccess;
-  for (SwapCommunicator* one : bundle) over = one->round_is_over() && over;
-  for (const SwapCommunicator* one : bundle) broken = broken != kNcclSuccess ? broken : one->broken_;
-  for (SwapCommunicator* one : bundle) {
-    if (broken != kNcclSuccess && one->broken_ == kNcclSuccess) one->fail(broken, "another member here has failed");
-  }
-  return over || broken != kNcclSuccess;
-}
-
-void SwapCommunicator::begin_round_of(const Bundle& bundle) {
-  const NcclLibrary& library = bundle[0]->library_;
-  if (bundle.size() > 1) library.GroupStart();
-  for (SwapCommunicator* one : bundle) one->begin_round();
-  const NcclResult ended = bundle.size() > 1 ? library.GroupEnd() : kNcclSuccess;
-  for (SwapCommunicator* one : bundle) {
-    if (ended != kNcclSuccess) one->began_ = ended;
-  }
-}
-
-void SwapCommunicator::decide(std::vector<std::shared_ptr<SwapCommunicator>> all) {
-  std::erase_if(all, [](const auto& one) { return one->busy_.test_and_set(std::memory_order_acquire); });
-  std::erase_if(all, [](const auto& one) { return one->is_decided() && (one->busy_.clear(), true); });
-  std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a->family < b->family; });
-  std::vector<Bundle> bundles;
-  uint64_t family = 0;
-  for (const auto& one : all) {
-    one->asks_ = one->prepare();
-    one->prepared_.store(true);
-    if (bundles.empty() || one->family != family) bundles.emplace_back();
-    family = one->family;
-    if (one->asks_ || one->broken_ != kNcclSuccess) bundles.back().push_back(one.get());
-  }
-  std::erase_if(bundles, [](const Bundle& one) { return one.empty(); });
-  while (!bundles.empty()) {
-    std::erase_if(bundles, [](const Bundle& one) {
-      if (!is_over(one)) return false;
-      if (one[0]->broken_ != kNcclSuccess || one[0]->round_ == kRounds) return true;
-      return begin_round_of(one), false;
-    });
-    if (!bundles.empty()) futex_wait(nobody_wakes, 0, kPauseNs);
-  }
-  for (const auto& one : all) one->end_decision(), one->busy_.clear(std::memory_order_release);
-}
-
-bool SwapCommunicator::advance(bool may_ask) {
-  if (is_decided()) return true;
-  if (busy_.test_and_set(std::memory_order_acquire)) return false;  // another thread is at it
-  if (!is_decided()) {
-    const NcclResult state = is_prepared() ? kNcclSuccess : state_of_making();
-    if (state != kNcclSuccess && state != kNcclInProgress) fail(state, "NCCL could not make it");
-    if (broken_ == kNcclSuccess && !is_prepared() && state == kNcclSuccess) {
-      asks_ = prepare();
-      prepared_.store(true);
-    } else if (asks_ && !began_asking_ && may_ask) {
-      began_asking_ = true;
-      begin_round();
-    } else if (asks_ && began_asking_ && round_is_over() && broken_ == kNcclSuccess && round_ < kRounds) {
-      begin_round();
-    }
-    if (broken_ != kNcclSuccess || (is_prepared() && !asks_) || round_ == kRounds) end_decision();
-  }
-  busy_.clear(std::memory_order_release);
-  return is_decided();
-}
-
-// success: it is made.
-NcclResult SwapCommunicator::state_of_making() const {
-  if (ended_.load()) return kNcclSystemError;
-  NcclResult state = kNcclInProgress;
-  if (!handle.load() || !library_.CommGetAsyncError) return state;
-  const NcclResult asked = library_.CommGetAsyncError(handle.load(), &state);
-  return asked == kNcclSuccess ? state : asked;
 }
 
 }  // namespace forkpoint

@@ -103,7 +103,7 @@ bool SwapCommunicator::write_tokens() {
     collective::CollectiveLaunch launch;
     char* to = static_cast<char*>(reached_[i]) + static_cast<uint64_t>(place_) * sizeof(token);
     if (!collective::plan_local_sum(spec, &from, 1, to, 1, &launch)) return false;
-    if (run(launch, means_->exchange) != kNcclSuccess) return false;
+    if (!means_->kernels->run(driver_, launch, means_->exchange)) return false;
   }
   return true;
 }

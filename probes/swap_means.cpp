@@ -89,6 +89,11 @@ uint32_t SwapKernels::reserve(uint32_t wanted) {
   return share;
 }
 
+bool SwapKernels::run(const CudaDriver& driver, collective::CollectiveLaunch& launch, CUstream stream) const {
+  return driver.cuLaunchKernel_(function[launch.kernel], launch.grid, 1, 1, launch.block, 1, 1, 0, stream,
+                                launch.arguments(), nullptr) == CUDA_SUCCESS;
+}
+
 namespace {
 
 SwapKernels* find_kernels(uint64_t context) {

@@ -40,6 +40,8 @@ struct SwapKernels {
   // At most `wanted`; 0: too few are left.
   uint32_t reserve(uint32_t wanted);
   void give_back(uint32_t blocks) { reserved.fetch_sub(blocks); }
+  // On a stream of the current context. false: it could not be launched.
+  bool run(const CudaDriver& driver, collective::CollectiveLaunch& launch, CUstream stream) const;
 };
 // REQUIRES: the context is current. nullptr: they cannot be loaded.
 SwapKernels* swap_kernels(const CudaDriver& driver, uint64_t context, CUdevice device);
@@ -61,7 +63,9 @@ struct SwapMeans {
 
   static constexpr uint64_t kRecordBytes = 512;
   static constexpr uint64_t kRecordsBytes = (collective::kMostRanks + 1) * kRecordBytes;
-  static constexpr uint64_t kHostBytes = 4096 + kRecordsBytes;
+  // In host: the flag that ends waiting kernels, tokens to write, those that came (swap_record.h), records.
+  static constexpr uint64_t kRecordsAt = 4096;
+  static constexpr uint64_t kHostBytes = kRecordsAt + kRecordsBytes;
 };
 // What another left, or new and empty. REQUIRES: the context is current. nullptr: no memory.
 SwapMeans* take_swap_means(const CudaDriver& driver, uint64_t context, uint64_t staging_bytes);

@@ -5,6 +5,9 @@
 
 namespace forkpoint {
 
+// Rounds in which all say something; where they are to be connected, one more follows (swap_decide.cpp).
+inline constexpr uint32_t kSwapRounds = 3;
+
 // In each round. First what it can; then whether it reaches all others' memory and has written to each; then whether
 // what all of them wrote has arrived.
 struct SwapCommunicator::Record {
@@ -19,7 +22,7 @@ struct SwapCommunicator::Record {
   CUipcMemHandle shared;
   collective::StagingShape shape;
   char why[96];
-  uint64_t family;
+  uint64_t waits;  // SwapMember::waits
 };
 
 // Of a member, for another one: what it writes into that one's memory.
@@ -28,8 +31,8 @@ struct SwapToken {
   bool operator==(const SwapToken&) const = default;
 };
 
-// Where in SwapMeans::host: the flag that ends waiting kernels, tokens to write, those that came, records.
-inline constexpr uint64_t kTokensAt = 1024, kArrivedAt = 2048, kRecordsAt = 4096;
+// Where in SwapMeans::host: tokens to write, those that came.
+inline constexpr uint64_t kTokensAt = 1024, kArrivedAt = 2048;
 static_assert(collective::kMostRanks * sizeof(SwapToken) <= 1024);
 
 }  // namespace forkpoint

@@ -9,6 +9,7 @@
 //   FAKE_CUDA_FEW=RANK                  its device has 4 multiprocessors (else FAKE_CUDA_MULTIPROCESSORS, or 128)
 //   FAKE_CUDA_FAILS=RANK:CALL:LEAST:MOST:FIRST:COUNT
 //                                       of the calls for LEAST to MOST bytes COUNT fail, from the FIRST (0) on
+//   FAKE_CUDA_STALL=RANK:KERNEL:MS      a call that launches that kernel takes so long
 // FAKE_CUDA_LINK=nvlink|pcie|none: each of two processes sees both devices, of which that is the link.
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -88,6 +89,15 @@ bool fails_here(const char* call, size_t size_bytes) {
   static std::atomic<int> calls{0};
   const int number = calls++;
   return number >= first && number < first + count;
+}
+
+void stall_at(const char* kernel) {
+  const char* chosen = getenv("FAKE_CUDA_STALL");
+  char name[64] = "";
+  int rank = -1;
+  unsigned ms = 0;
+  if (!chosen || !getenv("RANK") || sscanf(chosen, "%d:%63[^:]:%u", &rank, name, &ms) != 3) return;
+  if (kernel && rank == atoi(getenv("RANK")) && strcmp(kernel, name) == 0) usleep(1000 * ms);
 }
 
 const KernelDefinition* collective_kernel(const char* name) {

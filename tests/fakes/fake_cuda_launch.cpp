@@ -189,6 +189,7 @@ bool read_extra(void** extra, std::vector<unsigned char>& block) {
 CUresult launch(CUfunction function, const LaunchShape& shape, CUstream stream, void** params, void** extra) {
   if (!stream) return CUDA_ERROR_INVALID_HANDLE;
   if (const CUresult error = forced_launch_error(kernel_name(function)); error != CUDA_SUCCESS) return error;
+  stall_at(kernel_name(function));
   Work work;
   const CUresult result = make_launch(function, shape, params, extra, &work);
   return result == CUDA_SUCCESS ? submit(stream, CU_GRAPH_NODE_TYPE_KERNEL, std::move(work)) : result;

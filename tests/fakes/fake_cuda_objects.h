@@ -58,6 +58,7 @@ CUcontext primary_context();
 int multiprocessors();
 bool is_for_this_rank(const char* variable);  // does it name RANK?
 bool fails_here(const char* call, size_t size_bytes = 0);  // FAKE_CUDA_FAILS (fake_cuda_collective.cpp)
+void stall_at(const char* kernel);                         // FAKE_CUDA_STALL (likewise)
 unsigned long long context_number();
 CUresult forced_launch_error(const char* kernel);
 CUresult forced_failure();

@@ -172,6 +172,7 @@ NcclResult make(NcclComm* made, const std::string& name, int size, int place, co
   auto* comm = new Comm;
   comm->place = place;
   comm->blocking = !config || config->blocking != 0;
+  if (*setting("NCCL_COMM_BLOCKING")) comm->blocking = atoi(setting("NCCL_COMM_BLOCKING")) != 0;
   comm->family = attach(name, size, place);
   if (!comm->family) return kNcclSystemError;
   *made = comm;
@@ -235,8 +236,10 @@ FAKE_NCCL(GetUniqueId, (NcclUniqueId* id), {
   memcpy(id->bytes, name.data(), name.size());
   return kNcclSuccess;
 })
+// Without a configuration it says that it has succeeded, also where the environment makes it go on in the background.
 FAKE_NCCL(CommInitRank, (NcclComm* comm, int size, NcclUniqueId id, int rank), {
-  return make(comm, name_in(id), size, rank, nullptr);
+  const NcclResult result = make(comm, name_in(id), size, rank, nullptr);
+  return result == kNcclInProgress ? kNcclSuccess : result;
 })
 FAKE_NCCL(CommInitRankConfig, (NcclComm* comm, int size, NcclUniqueId id, int rank, void* config), {
   return make(comm, name_in(id), size, rank, static_cast<FakeNcclConfig*>(config));
@@ -271,14 +274,15 @@ FAKE_NCCL(CommSplit, (NcclComm handle, int color, int key, NcclComm* made, void*
   FakeNcclConfig inherited;
   inherited.blocking = asked ? asked->blocking : parent->blocking;
   const auto size = static_cast<int>(members.size());
-  if (inherited.blocking) return make(made, name, size, static_cast<int>(place), &inherited);
-  // As since 2.23: the new handle is there once the parent is ready.
-  return later(parent, [=] {
+  if (parent->blocking) return make(made, name, size, static_cast<int>(place), &inherited);
+  // The new handle is there once the parent is ready; and yet the call says that it has succeeded.
+  later(parent, [=] {
     NcclComm child = nullptr;
     make(&child, name, size, static_cast<int>(place), nullptr);
-    static_cast<Comm*>(child)->blocking = false;
+    static_cast<Comm*>(child)->blocking = inherited.blocking;
     __atomic_store_n(made, child, __ATOMIC_RELEASE);
   });
+  return kNcclSuccess;
 })
 FAKE_NCCL(CommShrink, (NcclComm handle, int* excluded, int count, NcclComm* made, void* config, int), {
   auto* parent = static_cast<Comm*>(handle);

@@ -10,6 +10,7 @@
 //   FAKE_NCCL_DELAY_MS=N        how long a non-blocking communicator takes (default 30); -1: for ever
 //   FAKE_NCCL_FAIL=CALL         "AllReduce", "GroupEnd", ...: returns ncclInternalError and does nothing
 //   FAKE_NCCL_ERROR=N           what ncclCommGetAsyncError says of every communicator from now on
+//   NCCL_COMM_BLOCKING=0|1      as for the real one
 //   FAKE_NCCL_OLD=1             a version without ncclAlltoAll: it returns ncclInvalidUsage
 #pragma once
 

@@ -75,13 +75,14 @@ CUfunction kernel_named(const Driver& cuda, const std::string& name) {
   return function;
 }
 
-// On the first stream, after what all of them have and what the families were given before, and before what comes on
-// any.
-void enqueue(const std::string& name, const std::vector<Family*>& owners, std::vector<void*> streams, Work work) {
+// On the first stream, after what all of them have and the events `before`, and before what comes on any; `behind` are
+// events behind it then.
+void enqueue(const std::string& name, const std::vector<void*>& before, const std::vector<void**>& behind,
+             std::vector<void*> streams, Work work) {
   const Driver cuda = driver();
   if (!cuda.library) return work();
-  for (Family* owner : owners) {
-    if (owner->last) cuda.find<CUresult(void*, void*, unsigned)>("cuStreamWaitEvent")(streams[0], owner->last, 0);
+  for (void* event : before) {
+    if (event) cuda.find<CUresult(void*, void*, unsigned)>("cuStreamWaitEvent")(streams[0], event, 0);
   }
   std::sort(streams.begin() + 1, streams.end());
   streams.erase(std::unique(streams.begin() + 1, streams.end()), streams.end());
@@ -103,11 +104,11 @@ void enqueue(const std::string& name, const std::vector<Family*>& owners, std::v
   using Launch =
       CUresult(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
   cuda.find<Launch>("cuLaunchKernel")(function, 1, 1, 1, 1, 1, 1, 0, streams[0], parameters, nullptr);
-  for (Family* owner : owners) {
+  for (void** last : behind) {
     CUevent event = nullptr;
     cuda.find<CUresult(CUevent*, unsigned)>("cuEventCreate")(&event, 0);
     cuda.find<CUresult(CUevent, void*)>("cuEventRecord")(event, streams[0]);
-    owner->last = event;
+    *last = event;
   }
   for (void* stream : streams) order(streams[0], stream);
 }
@@ -181,16 +182,33 @@ void enqueue_together(const std::shared_ptr<Family>& family, std::vector<Call> c
   std::vector<void*> streams;
   for (const Call& call : calls) streams.push_back(call.stream);
   const std::string name = std::string("ncclDevKernel_") + calls[0].name;
-  enqueue(name, {family.get()}, streams,
+  std::vector<void*> before = {family->last};
+  for (const auto& [place, last] : family->last_messages) before.push_back(last);
+  enqueue(name, before, {&family->last}, streams,
           [family, number, calls = std::move(calls)] { do_together(*family, number, calls); });
+}
+
+// As NCCL does it at the first message: both sides have to come.
+void connect(const std::vector<Issued>& messages) {
+  const auto peer_of = [](const Call& call) { return std::max(call.send_to, call.receive_from); };
+  for (const Issued& one : messages) one.family->shared->channel[one.call.place][peer_of(one.call)].asked = 1;
+  for (const Issued& one : messages) {
+    const auto& other = one.family->shared->channel[peer_of(one.call)][one.call.place];
+    must_come([&] { return other.asked != 0 || one.family->aborted; }, "a rank did not come to be connected");
+  }
 }
 
 void launch_messages(const std::vector<Issued>& messages) {
   if (messages.empty()) return;
-  std::vector<void*> streams;
-  std::vector<Family*> owners;
-  for (const Issued& one : messages) streams.push_back(one.call.stream), owners.push_back(one.family.get());
-  enqueue("ncclDevKernel_SendRecv", owners, streams, [messages] {
+  connect(messages);
+  std::vector<void*> streams, before;
+  std::vector<void**> behind;
+  for (const Issued& one : messages) {
+    streams.push_back(one.call.stream);
+    behind.push_back(&one.family->last_messages.at(one.call.place));
+    before.insert(before.end(), {one.family->last, *behind.back()});
+  }
+  enqueue("ncclDevKernel_SendRecv", before, behind, streams, [messages] {
     for (const bool sends : {true, false}) {
       for (const Issued& one : messages) {
         if ((one.call.send_to >= 0) == sends) do_message(*one.family->shared, one.call);
@@ -235,6 +253,7 @@ std::shared_ptr<Family> attach(const std::string& name, int size, int place) {
   }
   family->places.push_back(place);
   std::sort(family->places.begin(), family->places.end());
+  family->last_messages[place] = nullptr;
   family->shared->member[place].attached = 1;
   if (all_are_there(*family)) unlink(path_of(name).c_str());  // nobody opens it any more
   return family;

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -30,6 +31,7 @@ struct Shared {
     int color, key;
   };
   struct Channel {
+    std::atomic<uint32_t> asked;  // for a connection, by its first
     std::atomic<uint64_t> posted, taken;
     char data[kMailboxes][kMostMessageBytes];
   };
@@ -59,8 +61,10 @@ struct Family {
   Shared* shared = nullptr;
   std::vector<int> places;
   std::atomic<bool> aborted{false};  // by one of them: nobody waits any more
-  void* last =
-      nullptr;  // event behind what was enqueued last: calls on a communicator are done in order, on whatever stream
+  // Events behind what was enqueued last: calls on a communicator are done in order, on whatever stream. Of messages at
+  // each place: two places of one process are two communicators.
+  void* last = nullptr;
+  std::map<int, void*> last_messages;
 };
 
 struct Comm {

@@ -37,5 +37,6 @@ inline void expect(const char* what, const float* device, const std::vector<floa
 
 // Scenarios of the deterministic collectives, by name. false: there is no such.
 bool swap_scenario(const std::string& name, const Ranks& ranks);
+bool member_scenario(const std::string& name, const Ranks& ranks);
 
 }  // namespace nccl_program

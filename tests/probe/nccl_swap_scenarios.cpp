@@ -234,7 +234,7 @@ void parent_goes(const Ranks& ranks) {
   NcclComm parent = nullptr, child = nullptr, next = nullptr;
   check(ncclCommInitRankConfig(&parent, ranks.size, shared_id(ranks, "parent"), ranks.rank, &config), "init", 7);
   wait_until_ready(parent);
-  check(ncclCommSplit(parent, 0, ranks.rank, &child, nullptr), "split", 7);
+  check(ncclCommSplit(parent, 0, ranks.rank, &child, nullptr), "split");
   while (!__atomic_load_n(&child, __ATOMIC_ACQUIRE)) usleep(1000);
   usleep(50'000);
   check(ncclCommDestroy(parent), "destroy");
