@@ -54,7 +54,11 @@ void compare_pair(const LeafName& name, const CheckpointTensor& a, const Checkpo
     if (!tensor->unread.empty()) out->unread.push_back(fmt::format("{} of {}: {}", to_string(name), side, tensor->unread));
   }
   TensorDifference difference{to_string(name), form(a), form(b), {}, {}};
-  if (difference.a == difference.b) {
+  if (keys_differ(a.keys, b.keys)) {
+    difference.a = a.keys;
+    difference.b = b.keys;
+    ++out->tensors_compared;
+  } else if (difference.a == difference.b) {
     if (!a.unread.empty() || !b.unread.empty()) return;
     ++out->tensors_compared;
     out->bytes_compared += bytes_of(a);
@@ -149,7 +153,11 @@ void compare_values(const CheckpointContent& a, const CheckpointContent& b, Chec
   for (const auto& [name, value] : a.values) {
     const auto other = b.values.find(name);
     if (other != b.values.end()) ++out->values_compared;
-    if (other != b.values.end() && other->second == value) continue;
+    if (other != b.values.end() && keys_differ(value.keys, other->second.keys)) {
+      out->values.push_back({to_string(name), value.keys, other->second.keys});
+      continue;
+    }
+    if (other != b.values.end() && other->second.text == value.text) continue;
     if (other != b.values.end() && are_circumstances(name, value.text, other->second.text, a, b)) {
       circumstances.push_back(to_string(name));
       continue;
@@ -164,6 +172,21 @@ void compare_values(const CheckpointContent& a, const CheckpointContent& b, Chec
   out->notes.push_back(fmt::format("{} differ{} that only name the folder of the checkpoint itself or say how long an evaluation took, "
                                    "first {}: not counted",
                                    counted(circumstances.size(), "value"), circumstances.size() == 1 ? "s" : "", circumstances[0]));
+}
+
+// A frozen tensor of the same values trains differently, but most formats do not say whether one is.
+void note_requires_grad(const CheckpointContent& a, const CheckpointContent& b, CheckpointComparison* out) {
+  uint64_t count = 0;
+  const LeafName* first = nullptr;
+  for (const auto& [name, tensor] : a.tensors) {
+    const auto other = b.tensors.find(name);
+    if (other == b.tensors.end() || !tensor.requires_grad || !other->second.requires_grad) continue;
+    if (*tensor.requires_grad == *other->second.requires_grad) continue;
+    if (count++ == 0) first = &name;
+  }
+  if (count == 0) return;
+  out->notes.push_back(fmt::format("{} differ{} in requires_grad, first {}: not counted", counted(count, "tensor"), count == 1 ? "s" : "",
+                                   to_string(*first)));
 }
 
 // Prefixes that wrappers put before every name: DistributedDataParallel, torch.compile, FSDP, Lightning.
@@ -245,6 +268,7 @@ CheckpointComparison compare_checkpoints(const CheckpointContent& a, const Check
   point_at_first(a, b, &out);
   if (!tensors_only) compare_values(a, b, &out);
   note_prefixes(a, b, &out);
+  note_requires_grad(a, b, &out);
   decide(a, b, tensors_only, &out);
   return out;
 }

@@ -117,23 +117,74 @@ void check_part(const TensorPart& part, DType dtype, const std::string& what) {
   }
 }
 
-LeafName LeafAdder::fresh(const std::string& name) {
-  if (content_->tensors.size() + content_->values.size() > kMaxLeaves) {
-    throw Error(fmt::format("{}: holds more than {} values.", content_->path, kMaxLeaves));
+std::string exact_quoted(std::string_view text) {
+  std::string quoted = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') quoted += '\\';
+    quoted += c;
   }
+  quoted += '"';
+  constexpr size_t kShown = 200;
+  return text.size() <= kShown && printable_text(text) ? quoted : bytes_text("bytes", quoted);
+}
+
+bool keys_differ(const std::string& a, const std::string& b) { return !a.empty() && !b.empty() && a[0] == b[0] && a != b; }
+
+LeafPath LeafPath::other(std::string_view shown, std::string_view exact) const {
+  return {joined(name, shown), fmt::format("{}{}", keys, exact)};
+}
+LeafPath LeafPath::key(std::string_view text) const { return other(text, fmt::format("[{}]", exact_quoted(text))); }
+LeafPath LeafPath::item(std::string_view container, size_t index) const {
+  return other(std::to_string(index), fmt::format("[{} {}]", container, index));
+}
+
+LeafName LeafAdder::free_name(const std::string& name) const {
   LeafName leaf{group_, name};
   for (int i = 2; content_->tensors.contains(leaf) || content_->values.contains(leaf); ++i) leaf.second = fmt::format("{}#{}", name, i);
   return leaf;
 }
 
-void LeafAdder::tensor(const std::string& name, CheckpointTensor tensor) {
+// Whether the name stands for leaves of different keys; the first of them gets another name then.
+bool LeafAdder::separate(const LeafPath& path) {
+  if (shared_.contains(path.name)) return true;
+  const LeafName taken{group_, path.name};
+  // Those of a distributed checkpoint's object do not tell of which object.
+  const auto differs = [&](const std::string& keys) {
+    return keys.starts_with("root") && path.keys.starts_with("root") && keys != path.keys;
+  };
+  if (const auto tensor = content_->tensors.find(taken); tensor != content_->tensors.end() && differs(tensor->second.keys)) {
+    auto moved = content_->tensors.extract(tensor);
+    moved.key() = free_name(moved.mapped().keys);
+    content_->tensors.insert(std::move(moved));
+  } else if (const auto value = content_->values.find(taken); value != content_->values.end() && differs(value->second.keys)) {
+    auto moved = content_->values.extract(value);
+    moved.key() = free_name(moved.mapped().keys);
+    content_->values.insert(std::move(moved));
+  } else {
+    return false;
+  }
+  shared_.insert(path.name);
+  return true;
+}
+
+LeafName LeafAdder::fresh(const LeafPath& path) {
+  if (content_->tensors.size() + content_->values.size() > kMaxLeaves) {
+    throw Error(fmt::format("{}: holds more than {} values.", content_->path, kMaxLeaves));
+  }
+  return free_name(separate(path) ? path.keys : path.name);
+}
+
+void LeafAdder::tensor(const LeafPath& path, CheckpointTensor tensor) {
   uint64_t bytes = static_cast<uint64_t>(size_bytes(tensor.dtype));
   for (const int64_t extent : tensor.shape) bytes *= static_cast<uint64_t>(extent);
   content_->tensor_bytes += bytes;
-  content_->tensors.emplace(fresh(name), std::move(tensor));
+  tensor.keys = path.keys;
+  content_->tensors.emplace(fresh(path), std::move(tensor));
 }
 
-void LeafAdder::value(const std::string& name, std::string text) { content_->values.emplace(fresh(name), CheckpointValue{std::move(text)}); }
+void LeafAdder::value(const LeafPath& path, std::string text) {
+  content_->values.emplace(fresh(path), CheckpointValue{std::move(text), path.keys});
+}
 
 void LeafAdder::unread(const std::string& name, const std::string& why) { content_->unread.emplace(to_string({group_, name}), why); }
 
@@ -161,18 +212,18 @@ void read_json_file(const FileSlice& file, LeafAdder* leaves) {
   const std::string text = file.text(0, file.size_bytes(), "the text");
   const Json json = parse_python_json(text);
   if (json.is_discarded()) throw Error(fmt::format("{}: is no JSON: it is cut or damaged.", file.path()));
-  const auto walk = [&](const auto& self, const Json& value, const std::string& path, int depth) -> void {
-    if (depth > kMaxLeafDepth) throw Error(fmt::format("{}: `{}...` is nested more than {} deep.", file.path(), path.substr(0, 60), kMaxLeafDepth));
+  const auto walk = [&](const auto& self, const Json& value, const LeafPath& path, int depth) -> void {
+    if (depth > kMaxLeafDepth) throw Error(fmt::format("{}: `{}...` is nested more than {} deep.", file.path(), path.name.substr(0, 60), kMaxLeafDepth));
     if (std::string number = not_finite(value); !number.empty()) return leaves->value(path, number);
     if (!value.is_structured() || value.empty()) {
       return leaves->value(path, value.is_string() ? bytes_text("", value.get<std::string>()) : value.dump());
     }
     size_t index = 0;
     for (const auto& [key, item] : value.items()) {
-      self(self, item, joined(path, value.is_array() ? std::to_string(index++) : key), depth + 1);
+      self(self, item, value.is_array() ? path.item("list", index++) : path.key(key), depth + 1);
     }
   };
-  walk(walk, json, "", 0);
+  walk(walk, json, {"", "root"}, 0);
 }
 
 CheckpointContent read_content(const std::string& path) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -17,10 +18,13 @@
 namespace forkpoint {
 
 // A box of a tensor, where its bytes are. strides in elements; offset is that of its element (0, 0, ...) in the file slice.
+// conjugate, negative: the values are those of the bytes, conjugated and then negated (torch's conj and neg bits). Digests are
+// of the values. Of real and complex floating point types alone.
 struct TensorPart {
   FileSlice storage;
   uint64_t offset_bytes = 0;
   std::vector<int64_t> shape, strides, global_offset;
+  bool conjugate = false, negative = false;
 };
 
 struct CheckpointTensor {
@@ -29,13 +33,21 @@ struct CheckpointTensor {
   std::vector<int64_t> shape;
   std::vector<TensorPart> parts;
   std::string unread;      // why its bytes cannot be found; empty: they are in `parts`
+  std::string keys;        // see below
+  std::optional<bool> requires_grad;  // none: the file does not say
   Digest digest = {};      // of the whole tensor, set by digest_content
 };
 
 struct CheckpointValue {
   std::string text;  // type and value; of long ones the size and the digest
-  friend bool operator==(const CheckpointValue&, const CheckpointValue&) = default;
+  std::string keys = {};  // see below
 };
+
+// Names are for people and for comparing across formats: those of {1: x}, {"1": x} and [None, x] are one, as are those of
+// {"a.b": x} and {"a": {"b": x}}. `keys` tells them apart: root["a"]["b"], root["d"][1], root["l"][list 1]; within an object of a
+// distributed checkpoint object["b"]. Empty where a format has only names (safetensors, the tensors of a distributed checkpoint).
+// Whether both are of one kind and differ; what cannot be told apart is equal.
+bool keys_differ(const std::string& a, const std::string& b);
 
 // Where a leaf stands: the file without shard number and ending ("model", "mp_rank_00/model_optim_rng"; empty in a checkpoint that
 // is one file or one distributed whole), and the path within it ("module.layers.0.weight", "optimizer.param_groups.0.lr").

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <mutex>
 #include <thread>
 
@@ -16,6 +17,31 @@ namespace {
 
 constexpr uint64_t kPieceBytes = 4ull << 20;
 constexpr unsigned kMaxThreads = 16;
+
+template <typename Word>
+void flip_signs(std::vector<char>& bytes, bool even, bool odd) {
+  constexpr auto kSign = static_cast<Word>(Word{1} << (8 * sizeof(Word) - 1));
+  for (size_t i = 0; (i + 1) * sizeof(Word) <= bytes.size(); ++i) {
+    if (!(i % 2 == 0 ? even : odd)) continue;
+    Word word;
+    std::memcpy(&word, bytes.data() + i * sizeof(Word), sizeof(Word));
+    word ^= kSign;
+    std::memcpy(bytes.data() + i * sizeof(Word), &word, sizeof(Word));
+  }
+}
+
+// From whole elements to the values that they stand for: a sign is the uppermost bit, imaginary parts come second.
+void resolve(std::vector<char>& bytes, DType dtype, const TensorPart& part) {
+  if (!part.conjugate && !part.negative) return;
+  const bool complex = dtype == DType::c64 || dtype == DType::c128;
+  const bool even = part.negative, odd = part.negative != (complex && part.conjugate);
+  switch (complex ? size_bytes(dtype) / 2 : size_bytes(dtype)) {
+    case 2: return flip_signs<uint16_t>(bytes, even, odd);
+    case 4: return flip_signs<uint32_t>(bytes, even, odd);
+    case 8: return flip_signs<uint64_t>(bytes, even, odd);
+    default: throw Error(fmt::format("a negated tensor of {} cannot be read", name(dtype)));
+  }
+}
 
 // One part of one tensor.
 struct Task {
@@ -54,6 +80,7 @@ class PartReader {
     if (span > kPieceBytes && can_cut) return cut(shape, at, widest);
     buffer_.resize(span);
     part_.storage.read(part_.offset_bytes + first * element, buffer_.data(), span);
+    resolve(buffer_, tensor_.dtype, part_);
     std::vector<int64_t> place = at;
     for (size_t d = 0; d < place.size(); ++d) place[d] += part_.global_offset[d];
     return digest_view(buffer_.data(), shard_view(tensor_.dtype, shape, part_.strides, tensor_.shape, place)).digest;

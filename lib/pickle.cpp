@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <unordered_map>
@@ -66,7 +67,9 @@ class PickleParser {
   int64_t decimal() {
     const std::string digits(line());
     char* end = nullptr;
+    errno = 0;
     const long long value = std::strtoll(digits.c_str(), &end, 10);
+    if (errno == ERANGE) fail(fmt::format("`{}` is over the limit of 64 bits", digits));
     if (digits.empty() || (*end != '\0' && std::string_view(end) != "L")) fail(fmt::format("`{}` is no number", digits));
     return value;
   }
@@ -250,6 +253,7 @@ void PickleParser::push_call(PickleId callable, PickleId arguments) {
     made(Type::dict);
     return;
   }
+  if (value(arguments).type != Type::tuple) fail("a call has no tuple of arguments");
   PickleValue& object = made(Type::object);
   object.callable = callable;
   object.arguments = arguments;
@@ -300,6 +304,7 @@ bool PickleParser::call(uint8_t code) {
     case 'b': {
       const PickleId state = pop();
       if (top() == 0) fail("it adds to None");
+      if (value(top()).state != 0) fail("an object gets a second state");
       value(top()).state = state;
       return true;
     }

@@ -87,7 +87,7 @@ SafetensorsFile read_safetensors(const FileSlice& file) {
     try {
       if (name == "__metadata__") {
         for (const auto& [key, text] : value.items()) {
-          result.metadata[key] = text.is_string() ? text.get<std::string>() : text.dump();
+          result.metadata[key] = text.get<std::string>();  // the format has texts alone: "1" and 1 must not look alike
         }
         continue;
       }
@@ -100,8 +100,10 @@ SafetensorsFile read_safetensors(const FileSlice& file) {
   if (file.size_bytes() - data_offset != end) {
     damaged(file, fmt::format("its header speaks of {} bytes of tensors, there are {}", end, file.size_bytes() - data_offset));
   }
-  std::stable_sort(result.tensors.begin(), result.tensors.end(),
-                   [](const auto& a, const auto& b) { return a.offset < b.offset; });
+  // An empty tensor begins where the one behind it does.
+  std::stable_sort(result.tensors.begin(), result.tensors.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.offset, a.size_bytes) < std::pair(b.offset, b.size_bytes);
+  });
   uint64_t next = data_offset;  // without gaps or overlaps, says the format
   for (const SafetensorsEntry& entry : result.tensors) {
     if (entry.offset != next) damaged(file, fmt::format("`{}` does not begin where the tensor before it ends", entry.name));

@@ -30,7 +30,7 @@ T number(std::string_view bytes, size_t at) {
 }
 
 // Sizes and places that do not fit into 32 bits stand in the entry's zip64 extra field, in this order.
-void read_zip64_extra(std::string_view extra, uint32_t unpacked_bytes, ZipFile::Entry* entry) {
+void read_zip64_extra(std::string_view extra, uint64_t* unpacked_bytes, ZipFile::Entry* entry) {
   while (extra.size() >= 4) {
     const uint16_t id = number<uint16_t>(extra, 0), size = number<uint16_t>(extra, 2);
     if (size > extra.size() - 4) return;
@@ -40,9 +40,8 @@ void read_zip64_extra(std::string_view extra, uint32_t unpacked_bytes, ZipFile::
       *value = number<uint64_t>(field, 0);
       field.remove_prefix(8);
     };
-    uint64_t unpacked = 0;
     if (id == 1) {
-      if (unpacked_bytes == UINT32_MAX) take(&unpacked);
+      if (*unpacked_bytes == UINT32_MAX) take(unpacked_bytes);
       if (entry->size_bytes == UINT32_MAX) take(&entry->size_bytes);
       if (entry->header_offset == UINT32_MAX) take(&entry->header_offset);
       return;
@@ -103,8 +102,11 @@ void ZipFile::read_directory(const Directory& directory) {
     const uint64_t comment_bytes = number<uint16_t>(bytes, at + 32);
     if (bytes.size() - at - kEntryBytes < name_bytes + extra_bytes + comment_bytes) damaged(slice_, "its directory is cut");
     const std::string name = bytes.substr(at + kEntryBytes, name_bytes);
-    read_zip64_extra(std::string_view(bytes).substr(at + kEntryBytes + name_bytes, extra_bytes),
-                     number<uint32_t>(bytes, at + 24), &entry);
+    uint64_t unpacked_bytes = number<uint32_t>(bytes, at + 24);
+    read_zip64_extra(std::string_view(bytes).substr(at + kEntryBytes + name_bytes, extra_bytes), &unpacked_bytes, &entry);
+    if (entry.stored && unpacked_bytes != entry.size_bytes) {  // who reads it by the other one gets other bytes
+      damaged(slice_, fmt::format("`{}` has {} bytes, unpacked {}, and is not packed", name, entry.size_bytes, unpacked_bytes));
+    }
     slice_.part(entry.header_offset, entry.size_bytes, fmt::format("the entry `{}`", name));
     if (!entries_.emplace(name, entry).second) damaged(slice_, fmt::format("two entries are called `{}`", name));
     at += kEntryBytes + name_bytes + extra_bytes + comment_bytes;

@@ -174,6 +174,86 @@ TEST_CASE("values beside the tensors count, unless only tensors are asked for") 
   CHECK(compared(folder / "a", folder / "b", true).outcome == Outcome::identical);
 }
 
+TEST_CASE("safetensors: an empty tensor begins where its neighbour does, whichever of them is named first") {
+  const TemporaryFolder folder;
+  const std::vector<MadeTensor> made = {{"z", {0, 3}, {}}, {"a", {2}, {1, 2}}, {"y", {0}, {}}, {"x", {2, 0}, {}}, {"b", {1}, {3}}, {"c", {0}, {}}};
+  put_file(folder / "a.safetensors", made_safetensors(made));
+  const CheckpointContent content = read(folder / "a.safetensors");
+  CHECK(content.unread.empty());
+  CHECK(content.tensors.size() == 6);
+  CHECK(tensor(content, "z").shape == std::vector<int64_t>{0, 3});
+  CHECK(tensor(content, "b").digest == digest_of(std::vector<float>{3}));
+  CHECK(compared(folder / "a.safetensors", folder / "a.safetensors").outcome == Outcome::identical);
+  auto other = made;
+  other[0].shape = {3, 0};
+  put_file(folder / "b.safetensors", made_safetensors(other));
+  CHECK(compared(folder / "a.safetensors", folder / "b.safetensors").outcome == Outcome::diverged);
+  // An empty one within another is a damaged header.
+  std::string inside = made_safetensors({{"a", {2}, {1, 2}}, {"z", {0}, {}}});
+  inside.replace(inside.find("[8,8]"), 5, "[4,4]");
+  put_file(folder / "b.safetensors", inside);
+  CHECK_FALSE(read(folder / "b.safetensors").unread.empty());
+}
+
+TEST_CASE("safetensors: metadata that are no text are damage, not the text that they look like") {
+  const TemporaryFolder folder;
+  for (const char* value : {"\"1\"", "1"}) {
+    const std::string header = R"({"__metadata__":{"step":)" + std::string(value) + R"(},"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
+    const uint64_t size = header.size();
+    put_file(folder / "m.safetensors", std::string(reinterpret_cast<const char*>(&size), sizeof(size)) + header + "x");
+    CHECK(read(folder / "m.safetensors").unread.empty() == (value[0] == '"'));
+  }
+}
+
+TEST_CASE("torch.save: conjugated and negated views have the digests of the values that they stand for") {
+  const CheckpointContent content = read(kGolden + "/views.pt");
+  CHECK(content.unread.empty());
+  CHECK(tensor(content, "plain").digest == digest_of(std::vector<float>{1, 2, 3, -4}));
+  CHECK(tensor(content, "conj").digest == digest_of(std::vector<float>{1, -2, 3, 4}));
+  CHECK(tensor(content, "neg").digest == digest_of(std::vector<float>{-2, 4}));
+  CHECK(tensor(content, "both").digest == digest_of(std::vector<float>{-1, 2, -3, -4}));
+  CHECK(tensor(content, "half").digest == digest_of(std::vector<uint16_t>{0xBC00, 0xC000}));
+}
+
+TEST_CASE("things that have one name, but not one kind of key, are a difference and are shown with their keys") {
+  const TemporaryFolder folder;
+  for (const char* side : {"a", "b"}) put_file(folder / (std::string(side) + "/model.safetensors"), made_safetensors(three()));
+  const auto of = [&](const std::string& a, const std::string& b) {
+    put_file(folder / "a/state.json", a);
+    put_file(folder / "b/state.json", b);
+    return compared(folder / "a", folder / "b");
+  };
+  const CheckpointComparison list = of(R"({"l": [5]})", R"({"l": {"0": 5}})");
+  CHECK(list.outcome == Outcome::diverged);
+  REQUIRE(list.values.size() == 1);
+  CHECK(list.values[0].name == "state: l.0");
+  CHECK(list.values[0].a == R"(root["l"][list 0])");
+  CHECK(list.values[0].b == R"(root["l"]["0"])");
+  CHECK(of(R"({"a.b": 1, "a": {"c": 2}})", R"({"a": {"b": 1, "c": 2}})").outcome == Outcome::diverged);
+  CHECK(of(R"({"a.b": 1, "a": {"b": 2}})", R"({"a.b": 2, "a": {"b": 1}})").outcome == Outcome::diverged);
+  CHECK(of(R"({"a.b": 1, "a": {"b": 2}})", R"({"a": {"b": 2}, "a.b": 1})").outcome == Outcome::identical);
+  const CheckpointContent content = read(folder / "a");
+  CHECK(content.values.at({"state", R"(root["a"]["b"])"}).text == "2");
+  CHECK(content.values.at({"state", R"(root["a.b"])"}).text == "1");
+}
+
+TEST_CASE("JSON: whole numbers of any length count to the last digit, as the state of a generator has them") {
+  const TemporaryFolder folder;
+  const auto of = [&](const std::string& number) {
+    put_file(folder / "a/state.json", R"({"pcg": )" + number + R"(, "text": "18446744073709551617", "x": [1.5e300, -2]})");
+    const CheckpointContent content = read(folder / "a");
+    CHECK(content.unread.empty());
+    CHECK(content.values.at({"state", "text"}).text == "\"18446744073709551617\"");
+    CHECK(content.values.at({"state", "x.0"}).text == "1.5e+300");
+    return content.values.at({"state", "pcg"}).text;
+  };
+  for (const char* number : {"274674114334540486603088602300644985544", "-274674114334540486603088602300644985543", "18446744073709551616", "-9223372036854775809"}) {
+    CHECK(of(number) == number);
+  }
+  CHECK(of("18446744073709551615") == "18446744073709551615");
+  CHECK(of("274674114334540486603.5") == "2.746741143345405e+20");
+}
+
 TEST_CASE("a torch file of an unknown kind is incomparable, never identical") {
   const TemporaryFolder folder;
   for (const char* side : {"a", "b"}) {
@@ -209,12 +289,28 @@ TEST_CASE("files cut at every byte, and with any byte changed, end in an answer,
   }
 }
 
+TEST_CASE("a zip entry whose two sizes disagree is damage") {
+  const TemporaryFolder folder;
+  const std::string whole = get_file(kGolden + "/small.pt");
+  int entries = 0;
+  for (size_t at = whole.find("PK\1\2"); at != whole.npos; at = whole.find("PK\1\2", at + 4), ++entries) {
+    std::string changed = whole;
+    changed[at + 24] = static_cast<char>(changed[at + 24] ^ 1);
+    put_file(folder / "changed.pt", changed);
+    CHECK_FALSE(read(folder / "changed.pt").unread.empty());
+  }
+  CHECK(entries > 5);
+}
+
 TEST_CASE("a pickle is data: what it would call stands as a name, and its limits end in an error") {
   const Pickle pickle = Pickle::parse("cos\nsystem\n(S'rm -rf /'\ntR.", "test");
   CHECK(pickle.callable_name(pickle[pickle.root()]) == "os.system");
   CHECK_THROWS_AS(Pickle::parse("", "test"), Error);
   CHECK_THROWS_AS(Pickle::parse("X\xff\xff\xff\x7fshort.", "test"), Error);
   CHECK_THROWS_AS(Pickle::parse("t.", "test"), Error);
+  CHECK_THROWS_AS(Pickle::parse("L99999999999999999999L\n.", "test"), Error);  // not the largest number that there is room for
+  CHECK_THROWS_AS(Pickle::parse("cos\nsystem\n]R.", "test"), Error);           // no tuple of arguments
+  CHECK_THROWS_AS(Pickle::parse("cos\nsystem\n)R]b]b.", "test"), Error);       // a state behind a state
 }
 
 TEST_CASE("numbers that JSON has not are read as Python writes them") {

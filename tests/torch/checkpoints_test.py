@@ -105,6 +105,113 @@ def test_changed_values_and_optimizer_state(folder):
     assert names(compare(folder / "a.pt", folder / "b.pt")) == ["optimizer.state.2.exp_avg_sq"]
 
 
+def with_hook(tensor):
+    """As torch 0.4 saved tensors, its hooks among the arguments."""
+    class Hooked:
+        def __reduce__(self):
+            function, arguments = tensor.__reduce_ex__(2)
+            return function, arguments[:5] + (collections.OrderedDict({0: print}),)
+    return Hooked()
+
+
+def with_metadata(tensor, metadata):
+    class Tagged:
+        def __reduce__(self):
+            function, arguments = tensor.__reduce_ex__(2)
+            return function, arguments[:6] + (metadata,)
+    return Tagged()
+
+
+def with_attribute(tensor, **attributes):
+    for name, value in attributes.items():
+        setattr(tensor, name, value)
+    return tensor
+
+
+def verdict(folder, a, b, *options):
+    torch.save({"x": torch.ones(2), "it": a}, folder / "a.pt")
+    torch.save({"x": torch.ones(2), "it": b}, folder / "b.pt")
+    return compare(folder / "a.pt", folder / "b.pt", *options)["verdict"]
+
+
+def test_conjugated_and_negated_views_are_the_values_that_they_stand_for(folder):
+    z = torch.tensor([[1 + 2j, 3 - 4j], [0.5j, -7.0]])
+    views = {"conj": (z.conj(), z), "neg": (z.conj().imag, z.imag), "both": (torch._neg_view(z.conj()), z),
+             "real": (torch._neg_view(z.real), z.real), "transposed": (z.mH, z), "double": (z.to(torch.complex128).conj(), z),
+             "half": (torch._neg_view(z.real.half()), z.real.half()), "bfloat": (torch._neg_view(z.real.bfloat16()), z.real.bfloat16()),
+             "expanded": (z[0].conj().expand(3, 2), z[0].expand(3, 2)), "attribute": (with_attribute(z.conj(), n=1), z),
+             "parameter": (torch.nn.Parameter(z.conj()), z)}
+    for name, (view, bytes_of) in views.items():
+        plain = view.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+        plain = with_attribute(plain, n=1) if name == "attribute" else plain
+        assert view.is_conj() or view.is_neg() or view.detach().is_conj(), name
+        assert verdict(folder, view, plain) == "identical", name
+        assert verdict(folder, view, bytes_of.clone()) == "diverged", name
+    # What cannot be told is not called equal: whole numbers, and what another kind of tensor puts there.
+    whole = torch.arange(3)
+    for odd in (torch._neg_view(whole), with_metadata(torch.ones(2), {"scale": 2})):
+        assert verdict(folder, odd, odd) == "incomparable"
+    dcp.save({"z": views["conj"][0], "w": torch.ones(3)}, checkpoint_id=folder / "one", no_dist=True)
+    dcp.save({"z": z.conj().resolve_conj(), "w": torch.ones(3)}, checkpoint_id=folder / "two", no_dist=True)
+    dcp.save({"z": z, "w": torch.ones(3)}, checkpoint_id=folder / "three", no_dist=True)
+    assert compare(folder / "one", folder / "two")["verdict"] == "identical"
+    assert names(compare(folder / "one", folder / "three")) == ["z"]
+
+
+def test_keys_of_another_kind_are_a_difference_even_where_the_name_is_one(folder):
+    w, v, cpu, gpu = torch.ones(3), torch.zeros(2), torch.device("cpu"), torch.device("cuda", 0)
+    for a, b in (({1: w}, {"1": w}), ({0: w}, [w]), ({"0": w}, [w]), ((w, 1), [w, 1]), ({"a.b": w, "a": {"c": v}}, {"a": {"b": w, "c": v}}),
+                 ({True: w}, {"True": w}), ({None: w}, {"None": w}), ({1.0: w}, {"1.0": w}), ({1: w}, {True: w}), ({(1, 2): w}, {"(1, 2)": w}),
+                 ({(1, "2"): w}, {(1, 2): w}), ({cpu: w}, {gpu: w}), ({b"a": w}, {"a": w}), ({frozenset([1]): w}, {frozenset([2]): w}),
+                 ({1: w, "1": v}, {1: v, "1": w}), ({"a.b": w, "a": {"b": v}}, {"a.b": v, "a": {"b": w}}), ({'a"]["b': w}, {"a": {"b": w}}),
+                 ({("a", 'b"), ("c'): w}, {("a", "b"): w}), (argparse.Namespace(a=w), {"@": {"a": w}})):
+        for tensors in ((), ("--tensors",)):
+            assert verdict(folder, a, b, *tensors) == "diverged", (a, b)
+            assert verdict(folder, a, a, *tensors) == "identical", a
+            assert verdict(folder, b, b, *tensors) == "identical", b
+    for a, b in (({1: "x"}, {"1": "x"}), ([2], {0: 2}), ([2], (2,)), ({'a", "b'}, {"a", "b"}), ({cpu}, {gpu}), ({(1, 2)}, {(1, 3)}),
+                 (frozenset("a"), frozenset("b"))):
+        assert verdict(folder, a, b) == "diverged", (a, b)
+        assert verdict(folder, a, a) == verdict(folder, b, b) == "identical", (a, b)
+    # The order of a dict is no content, also not where two things have one name.
+    assert verdict(folder, {1: w, "1": v}, {"1": v, 1: w}) == "identical"
+    assert verdict(folder, {"a.b": w, "a": {"b": v}}, {"a": {"b": v}, "a.b": w}) == "identical"
+    assert verdict(folder, {"a.b": 3, "a": {"b": v}}, {"a": {"b": v}, "a.b": 3}) == "identical"
+    # A format of names alone compares by names.
+    torch.save({"d": {1: w, "m.n": v}, "s": 3}, folder / "a.pt")
+    dcp.save({"d": {"1": w, "m": {"n": v}}, "s": 3}, checkpoint_id=folder / "dcp", no_dist=True)
+    assert compare(folder / "a.pt", folder / "dcp", "--tensors")["verdict"] == "identical"
+    torch.save({"d": {1: w}}, folder / "a.pt")
+    torch.save({"d": {"1": w}}, folder / "b.pt")
+    found = compare(folder / "a.pt", folder / "b.pt")["tensors"][0]
+    assert (found["name"], found["a"], found["b"]) == ("d.1", 'root["d"][1]', 'root["d"]["1"]'), found
+
+
+def test_what_hangs_on_a_tensor_is_compared_too(folder):
+    w = torch.arange(4.0)
+    plain, tagged, other = (torch.nn.Parameter(w.clone()) for _ in range(3))
+    with_attribute(tagged, partition_dim=0)
+    with_attribute(other, partition_dim=1)
+    assert verdict(folder, tagged, other) == verdict(folder, plain, tagged) == "diverged"
+    assert verdict(folder, tagged, with_attribute(torch.nn.Parameter(w.clone()), partition_dim=0)) == "identical"
+    assert verdict(folder, with_attribute(w.clone(), main=w), with_attribute(w.clone(), main=w + 1)) == "diverged"
+    big = torch.cat([w + 1, w])
+    assert verdict(folder, with_attribute(big[4:], n=1), with_attribute(w.clone(), n=1)) == "identical"
+    assert verdict(folder, with_attribute(big[4:], n=1), with_attribute(big[:4], n=1)) == "diverged"
+    assert verdict(folder, with_hook(w), w) == "diverged"
+    frozen = torch.nn.Parameter(w.clone(), requires_grad=False)
+    assert verdict(folder, plain, frozen) == "identical"
+    note = compare(folder / "a.pt", folder / "b.pt")["notes"]
+    assert note == ["1 tensor differs in requires_grad, first it: not counted"], note
+    for same, changed in ((torch.eye(3).to_sparse(), (torch.eye(3) * 2).to_sparse()), (torch.eye(3).to_sparse_csr(), torch.eye(3).to_sparse_csc()),
+                          (torch.ones(2, device="meta"), torch.ones(3, device="meta")),
+                          (torch.nested.nested_tensor([w, w[:2]]), torch.nested.nested_tensor([w, w[1:3]]))):
+        assert verdict(folder, same, same) == "identical"
+        assert verdict(folder, same, changed) == "diverged"
+    quantized = torch.quantize_per_tensor(w, 0.1, 0, torch.qint8)
+    assert verdict(folder, quantized, quantized) == "incomparable"
+
+
 def test_what_the_file_would_run_is_not_run(folder):
     class Evil:
         def __reduce__(self):

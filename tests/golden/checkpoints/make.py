@@ -1,4 +1,4 @@
-"""Writes the small checkpoints beside this file, with torch 2.11: small.pt, and dcp/ from two gloo ranks.
+"""Writes the small checkpoints beside this file, with torch 2.11: small.pt, views.pt, and dcp/ from two gloo ranks.
 
     python tests/golden/checkpoints/make.py
 """
@@ -26,6 +26,12 @@ def small():
                 "seeds": b"\x01\x02\x03", "big": 1 << 80}, f"{here}/small.pt")
 
 
+def views():
+    z = torch.tensor([1 + 2j, 3 - 4j])
+    torch.save({"plain": z, "conj": z.conj(), "neg": z.clone().conj().imag, "both": torch._neg_view(z.conj()),
+                "half": torch._neg_view(torch.tensor([1.0, 2.0], dtype=torch.float16))}, f"{here}/views.pt")
+
+
 def distributed(rank, world):
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT="29571")
     dist.init_process_group("gloo")
@@ -39,4 +45,5 @@ def distributed(rank, world):
 
 if __name__ == "__main__":
     small()
+    views()
     torch.multiprocessing.spawn(distributed, args=(2,), nprocs=2)
