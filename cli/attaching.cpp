@@ -184,7 +184,8 @@ void Attaching::begin() {
       await_steps();
       if (arm_all(next_common_step(attempt), &why)) return;
       call_off("abort");
-      if (called_off_) throw Error(why + " before its first step.", "Nothing is recorded: `forkpoint detach` has ended the window.");
+      if (called_off_)
+        throw Error(why + " before its first step.", "Nothing is recorded: `forkpoint detach` has ended the window.");
       if (request_.first) break;
     }
     throw Error(why + ".", "Nothing is recorded. Its steps are fast, or --from names one that is too near.");

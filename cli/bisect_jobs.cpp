@@ -45,7 +45,8 @@ std::vector<std::string> command_from_start(const BisectArm& arm, const std::str
     std::vector<Checkpoint> all;
     if (!arm.checkpoints.empty()) all = find_checkpoints(arm.checkpoints, pattern);
     const auto broken = std::ranges::find_if(all, [](const Checkpoint& checkpoint) { return !checkpoint.whole; });
-    const std::string why = broken == all.end() ? "" : fmt::format(" ({} is not whole: {})", broken->path, broken->why_not);
+    const std::string why =
+        broken == all.end() ? "" : fmt::format(" ({} is not whole: {})", broken->path, broken->why_not);
     throw UsageError(
         fmt::format("bisect: the {} command has to be given a checkpoint, and there is no whole one at or before the "
                     "first step{}.",

@@ -174,7 +174,8 @@ int report(const std::string& folder, const Attaching& attaching, const std::vec
   }
   const std::string range = recorded.steps ? fmt::format(" ({} to {})", recorded.first_step, recorded.last_step) : "";
   const auto world = static_cast<size_t>(std::max(read_manifest(folder).world_size, 0));
-  const std::string ranks = world > outcomes.size() ? fmt::format("{} of {} ranks", recorded.ranks, world) : counted(recorded.ranks, "rank");
+  const std::string ranks =
+      world > outcomes.size() ? fmt::format("{} of {} ranks", recorded.ranks, world) : counted(recorded.ranks, "rank");
   print_note(fmt::format("{}: {}, {}{}, {}, {}", folder, ranks, counted(recorded.steps, "step"), range,
                          counted(recorded.records, "record"), human_size(recorded.size_bytes)));
   if (recorded.records == 0) print_warning("the ranks made no records in these steps.");

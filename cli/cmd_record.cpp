@@ -84,7 +84,8 @@ void report_no_records(const RecordingRequest& request, const TargetEnd& end) {
   }
   const char* bridge = getenv("FORKPOINT_TORCH");
   if (bridge && std::string_view(bridge) == "0") {
-    print_warning("FORKPOINT_TORCH=0 is set: of PyTorch nothing but launches (--level launch) and calls of NCCL is recorded.");
+    print_warning(
+        "FORKPOINT_TORCH=0 is set: of PyTorch nothing but launches (--level launch) and calls of NCCL is recorded.");
   }
   print_warning(
       request.level == Level::launch

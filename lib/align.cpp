@@ -148,7 +148,8 @@ bool align_step_base(const Run& a, const Run& b, Alignment* out) {
 std::string state_sentence(const Run& run, char which) {
   if (run.state() == RunState::recording) return fmt::format("run {} is still being recorded", which);
   const std::string& why = run.manifest().end_reason;
-  if (run.manifest().exit_status == 0) return fmt::format("run {} is not whole, though its command {}", which, why.empty() ? "ended well" : why);
+  if (run.manifest().exit_status == 0)
+    return fmt::format("run {} is not whole, though its command {}", which, why.empty() ? "ended well" : why);
   return fmt::format("run {} did not end well{}", which, why.empty() ? "" : fmt::format(" ({})", why));
 }
 

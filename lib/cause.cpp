@@ -147,7 +147,8 @@ Cause decide_cause(const CauseFacts& facts) {
   if (!facts.structure_before.empty() && cause.cls != "structure") {
     std::vector<std::string> classes = std::move(cause.class_candidates);
     std::erase(classes, std::string("structure"));
-    if (cause.cls != "unknown" && std::ranges::count(classes, cause.cls) == 0) classes.insert(classes.begin(), cause.cls);
+    if (cause.cls != "unknown" && std::ranges::count(classes, cause.cls) == 0)
+      classes.insert(classes.begin(), cause.cls);
     classes.insert(classes.begin(), "structure");
     decide(&cause, "structure", std::move(classes));
     cause.evidence.push_back(facts.structure_before);

@@ -95,7 +95,8 @@ void look_within_step(const MatchedStep& step, const Difference& d, int64_t numb
   if (is_gradient_of_step(facts->site)) {
     for (uint32_t row = 0; row < a.size() && row < d.row_a; ++row) {
       const Site& site = step.site(row);
-      const bool same = site.role == Role::gradient && site.layer == facts->site.layer && site.tensor == facts->site.tensor;
+      const bool same =
+          site.role == Role::gradient && site.layer == facts->site.layer && site.tensor == facts->site.tensor;
       if (same && step.training(row)) facts->last_seen = step.agrees(row) ? record_text(number, site) : std::string();
     }
   }

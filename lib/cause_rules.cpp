@@ -263,11 +263,13 @@ void decide_resting(const CauseFacts& facts, Cause* cause) {
 // Unscaling, clipping, hooks behind the accumulation and whatever else a program does to gradients by itself.
 void decide_changed_gradient(const CauseFacts& facts, Cause* cause) {
   cause->evidence.push_back(fmt::format(
-      "its value was last recorded as {}, where the runs agree: it was changed unobserved between there and its use", facts.last_seen));
-  Classes classes = {"overwritten_input", "hyperparameter", "precision_or_formula", "nondeterministic_op", "stream_race",
-                     "hardware_or_sporadic"};
+      "its value was last recorded as {}, where the runs agree: it was changed unobserved between there and its use",
+      facts.last_seen));
+  Classes classes = {"overwritten_input",   "hyperparameter", "precision_or_formula",
+                     "nondeterministic_op", "stream_race",    "hardware_or_sporadic"};
   if (facts.everyone && facts.world_size > 1) drop(&classes, "hardware_or_sporadic");
-  if (facts.world_size > 1 && !facts.collectives_recorded) classes.insert(classes.begin(), {"missing_sync", "reduction_order"});
+  if (facts.world_size > 1 && !facts.collectives_recorded)
+    classes.insert(classes.begin(), {"missing_sync", "reduction_order"});
   decide(cause, "unknown", classes);
 }
 

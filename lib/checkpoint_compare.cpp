@@ -185,8 +185,8 @@ void note_requires_grad(const CheckpointContent& a, const CheckpointContent& b, 
     if (count++ == 0) first = &name;
   }
   if (count == 0) return;
-  out->notes.push_back(fmt::format("{} differ{} in requires_grad, first {}: not counted", counted(count, "tensor"), count == 1 ? "s" : "",
-                                   to_string(*first)));
+  out->notes.push_back(fmt::format("{} differ{} in requires_grad, first {}: not counted", counted(count, "tensor"),
+                                   count == 1 ? "s" : "", to_string(*first)));
 }
 
 // Prefixes that wrappers put before every name: DistributedDataParallel, torch.compile, FSDP, Lightning.

@@ -33,10 +33,11 @@ struct CheckpointComparison {
   std::vector<std::string> notes;
 };
 
-// REQUIRES: digest_content of both. identical: all names agree, all tensors and (unless `tensors_only`) values are equal, and
-// nothing in either was unread. Two values that differ, but each of which is a path into the folder that its own checkpoint lies in,
-// with the same rest, are no difference (a note says so), nor are the durations in a Trainer's log. Names are compared as they are: a prefix that differs ("module.") is named in `notes`.
-// Where both formats have keys, not names alone, these must be equal too: {1: x} is not {"1": x}. requires_grad is no content: where it
+// REQUIRES: digest_content of both. identical: all names agree, all tensors and (unless `tensors_only`) values are
+// equal, and nothing in either was unread. Two values that differ, but each of which is a path into the folder that its
+// own checkpoint lies in, with the same rest, are no difference (a note says so), nor are the durations in a Trainer's
+// log. Names are compared as they are: a prefix that differs ("module.") is named in `notes`. Where both formats have
+// keys, not names alone, these must be equal too: {1: x} is not {"1": x}. requires_grad is no content: where it
 // differs, a note says so.
 CheckpointComparison compare_checkpoints(const CheckpointContent& a, const CheckpointContent& b, bool tensors_only);
 

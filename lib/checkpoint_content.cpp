@@ -128,7 +128,9 @@ std::string exact_quoted(std::string_view text) {
   return text.size() <= kShown && printable_text(text) ? quoted : bytes_text("bytes", quoted);
 }
 
-bool keys_differ(const std::string& a, const std::string& b) { return !a.empty() && !b.empty() && a[0] == b[0] && a != b; }
+bool keys_differ(const std::string& a, const std::string& b) {
+  return !a.empty() && !b.empty() && a[0] == b[0] && a != b;
+}
 
 LeafPath LeafPath::other(std::string_view shown, std::string_view exact) const {
   return {joined(name, shown), fmt::format("{}{}", keys, exact)};
@@ -152,11 +154,13 @@ bool LeafAdder::separate(const LeafPath& path) {
   const auto differs = [&](const std::string& keys) {
     return keys.starts_with("root") && path.keys.starts_with("root") && keys != path.keys;
   };
-  if (const auto tensor = content_->tensors.find(taken); tensor != content_->tensors.end() && differs(tensor->second.keys)) {
+  if (const auto tensor = content_->tensors.find(taken);
+      tensor != content_->tensors.end() && differs(tensor->second.keys)) {
     auto moved = content_->tensors.extract(tensor);
     moved.key() = free_name(moved.mapped().keys);
     content_->tensors.insert(std::move(moved));
-  } else if (const auto value = content_->values.find(taken); value != content_->values.end() && differs(value->second.keys)) {
+  } else if (const auto value = content_->values.find(taken);
+             value != content_->values.end() && differs(value->second.keys)) {
     auto moved = content_->values.extract(value);
     moved.key() = free_name(moved.mapped().keys);
     content_->values.insert(std::move(moved));
@@ -213,7 +217,9 @@ void read_json_file(const FileSlice& file, LeafAdder* leaves) {
   const Json json = parse_python_json(text);
   if (json.is_discarded()) throw Error(fmt::format("{}: is no JSON: it is cut or damaged.", file.path()));
   const auto walk = [&](const auto& self, const Json& value, const LeafPath& path, int depth) -> void {
-    if (depth > kMaxLeafDepth) throw Error(fmt::format("{}: `{}...` is nested more than {} deep.", file.path(), path.name.substr(0, 60), kMaxLeafDepth));
+    if (depth > kMaxLeafDepth)
+      throw Error(
+          fmt::format("{}: `{}...` is nested more than {} deep.", file.path(), path.name.substr(0, 60), kMaxLeafDepth));
     if (std::string number = not_finite(value); !number.empty()) return leaves->value(path, number);
     if (!value.is_structured() || value.empty()) {
       return leaves->value(path, value.is_string() ? bytes_text("", value.get<std::string>()) : value.dump());

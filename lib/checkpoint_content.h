@@ -17,9 +17,9 @@
 
 namespace forkpoint {
 
-// A box of a tensor, where its bytes are. strides in elements; offset is that of its element (0, 0, ...) in the file slice.
-// conjugate, negative: the values are those of the bytes, conjugated and then negated (torch's conj and neg bits). Digests are
-// of the values. Of real and complex floating point types alone.
+// A box of a tensor, where its bytes are. strides in elements; offset is that of its element (0, 0, ...) in the file
+// slice. conjugate, negative: the values are those of the bytes, conjugated and then negated (torch's conj and neg
+// bits). Digests are of the values. Of real and complex floating point types alone.
 struct TensorPart {
   FileSlice storage;
   uint64_t offset_bytes = 0;
@@ -43,10 +43,11 @@ struct CheckpointValue {
   std::string keys = {};  // see below
 };
 
-// Names are for people and for comparing across formats: those of {1: x}, {"1": x} and [None, x] are one, as are those of
-// {"a.b": x} and {"a": {"b": x}}. `keys` tells them apart: root["a"]["b"], root["d"][1], root["l"][list 1]; within an object of a
-// distributed checkpoint object["b"]. Empty where a format has only names (safetensors, the tensors of a distributed checkpoint).
-// Whether both are of one kind and differ; what cannot be told apart is equal.
+// Names are for people and for comparing across formats: those of {1: x}, {"1": x} and [None, x] are one, as are those
+// of
+// {"a.b": x} and {"a": {"b": x}}. `keys` tells them apart: root["a"]["b"], root["d"][1], root["l"][list 1]; within an
+// object of a distributed checkpoint object["b"]. Empty where a format has only names (safetensors, the tensors of a
+// distributed checkpoint). Whether both are of one kind and differ; what cannot be told apart is equal.
 bool keys_differ(const std::string& a, const std::string& b);
 
 // Where a leaf stands: the file without shard number and ending ("model", "mp_rank_00/model_optim_rng"; empty in a checkpoint that

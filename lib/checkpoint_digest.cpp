@@ -36,10 +36,14 @@ void resolve(std::vector<char>& bytes, DType dtype, const TensorPart& part) {
   const bool complex = dtype == DType::c64 || dtype == DType::c128;
   const bool even = part.negative, odd = part.negative != (complex && part.conjugate);
   switch (complex ? size_bytes(dtype) / 2 : size_bytes(dtype)) {
-    case 2: return flip_signs<uint16_t>(bytes, even, odd);
-    case 4: return flip_signs<uint32_t>(bytes, even, odd);
-    case 8: return flip_signs<uint64_t>(bytes, even, odd);
-    default: throw Error(fmt::format("a negated tensor of {} cannot be read", name(dtype)));
+    case 2:
+      return flip_signs<uint16_t>(bytes, even, odd);
+    case 4:
+      return flip_signs<uint32_t>(bytes, even, odd);
+    case 8:
+      return flip_signs<uint64_t>(bytes, even, odd);
+    default:
+      throw Error(fmt::format("a negated tensor of {} cannot be read", name(dtype)));
   }
 }
 

@@ -15,15 +15,16 @@ inline constexpr int kMaxLeafDepth = 200;
 // Where a reader is: the name, and the keys of lib/checkpoint_content.h (empty: the format has names alone).
 struct LeafPath {
   std::string name, keys;
-  LeafPath(std::string path_name, std::string path_keys = {}) : name(std::move(path_name)), keys(std::move(path_keys)) {}
+  LeafPath(std::string path_name, std::string path_keys = {})
+      : name(std::move(path_name)), keys(std::move(path_keys)) {}
   LeafPath key(std::string_view text) const;  // of a dict, a text
   LeafPath item(std::string_view container, size_t index) const;
   // Anything else: its name, and the keys' text, brackets included.
   LeafPath other(std::string_view shown, std::string_view exact) const;
 };
 
-// Adds leaves under one group. Of leaves that have one name, but differ in their keys, each is named by its keys, in whatever order
-// they come; else the later ones get "#2". Throws Error over kMaxLeaves.
+// Adds leaves under one group. Of leaves that have one name, but differ in their keys, each is named by its keys, in
+// whatever order they come; else the later ones get "#2". Throws Error over kMaxLeaves.
 class LeafAdder {
  public:
   LeafAdder(CheckpointContent* content, std::string group) : content_(content), group_(std::move(group)) {}
@@ -52,7 +53,8 @@ std::string exact_quoted(std::string_view text);
 void read_torch_file(const FileSlice& file, const std::string& prefix, LeafAdder* leaves);
 // All that such a file holds but the bytes of its tensors. Throws Error.
 Pickle torch_pickle(const FileSlice& file);
-// The one tensor that such a file holds (a chunk of DCP). Throws Error when it holds something else or one that cannot be read.
+// The one tensor that such a file holds (a chunk of DCP). Throws Error when it holds something else or one that cannot
+// be read.
 CheckpointTensor read_torch_tensor(const FileSlice& file);
 void read_safetensors_file(const FileSlice& file, LeafAdder* leaves);
 // The folder of a .metadata file. A tensor whose chunks cannot be found has `unread`. Throws Error.

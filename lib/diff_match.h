@@ -47,8 +47,8 @@ class StreamJoin {
   std::vector<uint64_t> ops_;
   std::vector<uint8_t> wanted_;
   bool all_wanted_ = true, collectives_apart_ = false;
-  // One stream is at level step and has no gradient of a backward pass: what records a job from outside takes those at the
-  // optimizer's step then, and from level layer on as they accumulate as well.
+  // One stream is at level step and has no gradient of a backward pass: what records a job from outside takes those at
+  // the optimizer's step then, and from level layer on as they accumulate as well.
   bool gradients_apart_ = false;
 };
 

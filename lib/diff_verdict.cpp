@@ -306,8 +306,8 @@ void write_record_cause(const Findings& findings, const std::vector<First>& firs
   verdict->reason = reason_for(facts, *verdict);
 }
 
-// What only one run records from the step right before that of the first difference on: a step that was left out, or called
-// once more, shows in values a step later. nullptr: nothing.
+// What only one run records from the step right before that of the first difference on: a step that was left out, or
+// called once more, shows in values a step later. nullptr: nothing.
 const OneSided* structure_a_step_before(const Findings& findings, const First& first) {
   if (first.record == nullptr || first.record->in_prologue || first.record->step_index == kNoStep) return nullptr;
   for (const OneSided& entry : findings.input.scan.one_sided) {
@@ -329,8 +329,8 @@ void put_structure_first(const Findings& findings, const OneSided& entry, Verdic
   const std::string value = at_text(*verdict->first);
   verdict->also_first.insert(verdict->also_first.begin(), *std::move(verdict->first));
   verdict->first = structure_divergence(findings, entry);
-  verdict->reason = fmt::format("the runs do not record the same: first {}; values differ first {}{}", at_text(*verdict->first), value,
-                                later_text(*verdict));
+  verdict->reason = fmt::format("the runs do not record the same: first {}; values differ first {}{}",
+                                at_text(*verdict->first), value, later_text(*verdict));
   Cause& cause = verdict->cause;
   std::erase(cause.class_candidates, std::string("structure"));
   cause.class_candidates.insert(cause.class_candidates.begin(), "structure");
@@ -383,7 +383,8 @@ void write_divergence(const Findings& findings, Verdict* verdict) {
     write_launch_cause(findings, firsts[0], verdict);
   else
     write_record_cause(findings, firsts, verdict);
-  if (const OneSided* entry = structure_a_step_before(findings, firsts[0])) put_structure_first(findings, *entry, verdict);
+  if (const OneSided* entry = structure_a_step_before(findings, firsts[0]))
+    put_structure_first(findings, *entry, verdict);
   const auto gaps = gaps_before(findings, *verdict->first);
   if (!gaps.empty()) {
     verdict->reason += "; records were lost before it, so the first divergence may lie in a gap";

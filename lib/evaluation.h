@@ -17,8 +17,8 @@ inline constexpr std::string_view kUncalledLimit = "modules that were made befor
 inline constexpr std::string_view kBehindLastStepLimit =
     "records and launches made after the end of the last step are not kept";
 
-// What a program left behind its last step stands under that step's number once more, as records of kRecordEval only (and,
-// at level launch, with rows of these and of memory that is freed).
+// What a program left behind its last step stands under that step's number once more, as records of kRecordEval only
+// (and, at level launch, with rows of these and of memory that is freed).
 inline bool is_final_part(std::span<const StepSummary> steps, size_t i) {
   return i > 0 && steps[i].step == steps[i - 1].step && steps[i].step != kPrologueStep && steps[i].records == 0 &&
          steps[i].eval_records > 0;

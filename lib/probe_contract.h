@@ -30,7 +30,8 @@ inline constexpr char kOnTrigger[] = "FORKPOINT_ON_TRIGGER";   // warn | stop | 
 inline constexpr char kDeterministic[] = "FORKPOINT_DETERMINISTIC";
 inline constexpr char kJob[] = "FORKPOINT_JOB";                // name of a job that sleeps, for `forkpoint attach --job`
 inline constexpr char kSockets[] = "FORKPOINT_SOCKETS";        // folder of the sockets by which sleeping jobs are reached
-inline constexpr char kWhyCalledOff[] = "it was called off";   // a sleeping job's `why`, where a request has ended its window
+inline constexpr char kWhyCalledOff[] =
+    "it was called off";  // a sleeping job's `why`, where a request has ended its window
 inline constexpr char kCupti[] = "FORKPOINT_CUPTI";            // path of libcupti, where it is in no usual place
 inline constexpr char kStopAfter[] = "FORKPOINT_STOP_AFTER";  // the job is ended behind this step: see StopBoard
 inline constexpr char kRingSlots[] = "FORKPOINT_RING_SLOTS";   // power of two; default 65536

@@ -16,7 +16,8 @@ std::string_view long_integer(std::string_view text) {
   const size_t first = text.starts_with('-') ? 1 : 0;
   const size_t end = std::min(text.find_first_not_of("0123456789", first), text.size());
   if (end - first <= kFits || text[first] == '0') return {};
-  return end < text.size() && std::string_view(".eE").find(text[end]) != std::string_view::npos ? std::string_view() : text.substr(0, end);
+  return end < text.size() && std::string_view(".eE").find(text[end]) != std::string_view::npos ? std::string_view()
+                                                                                                : text.substr(0, end);
 }
 
 // Such a word or number outside of texts, as a text; all else as it was.

@@ -1,5 +1,6 @@
-// JSON as Python's json module writes it: with NaN, Infinity and -Infinity, which JSON itself has not, and with whole numbers of any
-// length. The log of a training whose loss blew up holds the first, the state of numpy's generators the second. Pure functions.
+// JSON as Python's json module writes it: with NaN, Infinity and -Infinity, which JSON itself has not, and with whole
+// numbers of any length. The log of a training whose loss blew up holds the first, the state of numpy's generators the
+// second. Pure functions.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -8,8 +9,8 @@
 
 namespace forkpoint {
 
-// Numbers of these kinds (whole ones: of over 64 bits) become text that begins with kNotFinite ("NaN" behind it). is_discarded():
-// it is no JSON.
+// Numbers of these kinds (whole ones: of over 64 bits) become text that begins with kNotFinite ("NaN" behind it).
+// is_discarded(): it is no JSON.
 inline constexpr char kNotFinite = '\x01';
 nlohmann::json parse_python_json(std::string_view text);
 

@@ -1,7 +1,7 @@
-// torch.save's zip file (torch/csrc/jit/serialization, torch/serialization.py): NAME/data.pkl is a pickle in which storages are
-// persistent ids ('storage', TYPE, KEY, LOCATION, ELEMENTS), their bytes NAME/data/KEY; NAME/byteorder says "little".
-// Tensors are calls of torch._utils._rebuild_tensor_v2(storage, offset, size, stride, requires_grad, hooks, metadata), or of
-// functions around one (torch/_utils.py, torch/_tensor.py).
+// torch.save's zip file (torch/csrc/jit/serialization, torch/serialization.py): NAME/data.pkl is a pickle in which
+// storages are persistent ids ('storage', TYPE, KEY, LOCATION, ELEMENTS), their bytes NAME/data/KEY; NAME/byteorder
+// says "little". Tensors are calls of torch._utils._rebuild_tensor_v2(storage, offset, size, stride, requires_grad,
+// hooks, metadata), or of functions around one (torch/_utils.py, torch/_tensor.py).
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -155,7 +155,8 @@ void TorchReader::set_metadata(const PickleValue& metadata, CheckpointTensor* te
   TensorPart& part = tensor->parts.front();
   for (size_t i = 0; i + 1 < metadata.entries.size(); i += 2) {
     const PickleValue &key = at(metadata.entries[i]), &value = at(metadata.entries[i + 1]);
-    const bool known = key.type == Type::text && value.type == Type::boolean && (key.text == "conj" || key.text == "neg");
+    const bool known =
+        key.type == Type::text && value.type == Type::boolean && (key.text == "conj" || key.text == "neg");
     if (!known) {
       tensor->unread = fmt::format("its metadata hold `{}`, which is not known", key.text);
     } else {
@@ -164,11 +165,12 @@ void TorchReader::set_metadata(const PickleValue& metadata, CheckpointTensor* te
   }
   constexpr DType kSigned[] = {DType::f16, DType::bf16, DType::f32, DType::f64, DType::c64, DType::c128};
   const bool has_sign = std::find(std::begin(kSigned), std::end(kSigned), tensor->dtype) != std::end(kSigned);
-  if ((part.conjugate || part.negative) && !has_sign) tensor->unread = fmt::format("it is a negated view of {}", name(tensor->dtype));
+  if ((part.conjugate || part.negative) && !has_sign)
+    tensor->unread = fmt::format("it is a negated view of {}", name(tensor->dtype));
 }
 
-// The arguments of _rebuild_tensor_v2, and (with a dtype at the 7th place, an untyped storage and an offset in elements) of
-// _rebuild_tensor_v3.
+// The arguments of _rebuild_tensor_v2, and (with a dtype at the 7th place, an untyped storage and an offset in
+// elements) of _rebuild_tensor_v3.
 CheckpointTensor TorchReader::rebuilt(const PickleValue& arguments, bool has_dtype, Extras* extras) const {
   CheckpointTensor tensor;
   Storage storage = storage_of(item(arguments, 0));
@@ -183,14 +185,16 @@ CheckpointTensor TorchReader::rebuilt(const PickleValue& arguments, bool has_dty
   tensor.shape = numbers(item(arguments, 2));
   const PickleValue& offset = item(arguments, 1);
   if (offset.type != Type::integer || offset.integer < 0 || offset.integer > INT64_MAX / 16) fail("a tensor has no sensible offset");
-  TensorPart part{storage.bytes, static_cast<uint64_t>(offset.integer) * static_cast<uint64_t>(size_bytes(tensor.dtype)),
-                  tensor.shape, numbers(item(arguments, 3)), std::vector<int64_t>(tensor.shape.size(), 0)};
+  TensorPart part{storage.bytes,
+                  static_cast<uint64_t>(offset.integer) * static_cast<uint64_t>(size_bytes(tensor.dtype)), tensor.shape,
+                  numbers(item(arguments, 3)), std::vector<int64_t>(tensor.shape.size(), 0)};
   check_part(part, tensor.dtype, "a tensor");
   tensor.parts.push_back(std::move(part));
   if (item(arguments, 4).type == Type::boolean) tensor.requires_grad = item(arguments, 4).integer != 0;
   const PickleValue& hooks = item(arguments, 5);  // none since torch 1.0
   if (!hooks.entries.empty() || !hooks.items.empty()) extras->emplace_back("@hooks", arguments.items[5]);
-  if (const size_t place = has_dtype ? 7 : 6; place < arguments.items.size()) set_metadata(item(arguments, place), &tensor);
+  if (const size_t place = has_dtype ? 7 : 6; place < arguments.items.size())
+    set_metadata(item(arguments, place), &tensor);
   return tensor;
 }
 
@@ -264,11 +268,16 @@ std::string TorchReader::exact_text(PickleId id, int depth) {
   if (++steps_ > kMaxLeaves) fail(fmt::format("it holds more than {} values", kMaxLeaves));
   const PickleValue& value = at(id);
   switch (value.type) {
-    case Type::text: return exact_quoted(value.text);
-    case Type::persistent: fail("a key or an item of a set holds a tensor");
-    case Type::tuple: return exact_list("", value.items, depth);
-    case Type::list: return exact_list("list", value.items, depth);
-    case Type::dict: return exact_list("dict", value.entries, depth);
+    case Type::text:
+      return exact_quoted(value.text);
+    case Type::persistent:
+      fail("a key or an item of a set holds a tensor");
+    case Type::tuple:
+      return exact_list("", value.items, depth);
+    case Type::list:
+      return exact_list("list", value.items, depth);
+    case Type::dict:
+      return exact_list("dict", value.entries, depth);
     case Type::set: {
       std::vector<std::string> items;
       for (const PickleId item : value.items) items.push_back(exact_text(item, depth + 1));
@@ -281,7 +290,8 @@ std::string TorchReader::exact_text(PickleId id, int depth) {
       if (!value.entries.empty()) text += exact_list("=", value.entries, depth);
       return value.state == 0 ? text : fmt::format("{}@{}", text, exact_text(value.state, depth + 1));
     }
-    default: return scalar_text(value);
+    default:
+      return scalar_text(value);
   }
 }
 
@@ -326,7 +336,8 @@ void TorchReader::walk_children(const PickleValue& value, const LeafPath& path, 
 void TorchReader::walk_object(const PickleValue& value, const LeafPath& path, int depth) {
   const std::string_view call = pickle_.callable_name(value);
   // numpy 2 moved its functions; what they make is the same.
-  const std::string name(call.starts_with("numpy._core.") ? fmt::format("numpy.core.{}", call.substr(12)) : std::string(call));
+  const std::string name(call.starts_with("numpy._core.") ? fmt::format("numpy.core.{}", call.substr(12))
+                                                          : std::string(call));
   if (!call.empty()) {
     leaves_->opaque(call);
     leaves_->value(path, fmt::format("<{}>", name));
@@ -349,7 +360,8 @@ void TorchReader::walk(PickleId id, const LeafPath& path, int depth) {
   Extras extras;
   if (auto tensor = tensor_of(value, 0, &extras)) {
     leaves_->tensor(path, std::move(*tensor));
-    if (!value.items.empty() || !value.entries.empty()) fail(fmt::format("the tensor `{}` is a container too", path.name));
+    if (!value.items.empty() || !value.entries.empty())
+      fail(fmt::format("the tensor `{}` is a container too", path.name));
     if (value.state != 0) extras.emplace_back("@state", value.state);
     for (const auto& [name, extra] : extras) walk(extra, path.other(name, fmt::format(".{}", name)), depth + 1);
     return;
@@ -370,7 +382,8 @@ void TorchReader::walk(PickleId id, const LeafPath& path, int depth) {
     walk_object(value, path, depth);
   }
   walk_children(value, path, depth);
-  if (value.state != 0) walk(value.state, path.other("@", ".@"), depth + 1);  // attributes, such as state_dict's _metadata
+  if (value.state != 0)
+    walk(value.state, path.other("@", ".@"), depth + 1);  // attributes, such as state_dict's _metadata
 }
 
 }  // namespace
@@ -392,7 +405,8 @@ Pickle torch_pickle(const FileSlice& file) { return TorchReader(file).take_pickl
 CheckpointTensor read_torch_tensor(const FileSlice& file) {
   auto tensor = TorchReader(file).only_tensor();
   if (!tensor) throw Error(fmt::format("{}: at byte {}, expected one tensor of torch.save.", file.path(), file.file_offset()));
-  if (!tensor->unread.empty()) throw Error(fmt::format("{}: at byte {}, a tensor: {}.", file.path(), file.file_offset(), tensor->unread));
+  if (!tensor->unread.empty())
+    throw Error(fmt::format("{}: at byte {}, a tensor: {}.", file.path(), file.file_offset(), tensor->unread));
   return std::move(*tensor);
 }
 

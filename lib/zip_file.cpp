@@ -103,9 +103,11 @@ void ZipFile::read_directory(const Directory& directory) {
     if (bytes.size() - at - kEntryBytes < name_bytes + extra_bytes + comment_bytes) damaged(slice_, "its directory is cut");
     const std::string name = bytes.substr(at + kEntryBytes, name_bytes);
     uint64_t unpacked_bytes = number<uint32_t>(bytes, at + 24);
-    read_zip64_extra(std::string_view(bytes).substr(at + kEntryBytes + name_bytes, extra_bytes), &unpacked_bytes, &entry);
+    read_zip64_extra(std::string_view(bytes).substr(at + kEntryBytes + name_bytes, extra_bytes), &unpacked_bytes,
+                     &entry);
     if (entry.stored && unpacked_bytes != entry.size_bytes) {  // who reads it by the other one gets other bytes
-      damaged(slice_, fmt::format("`{}` has {} bytes, unpacked {}, and is not packed", name, entry.size_bytes, unpacked_bytes));
+      damaged(slice_,
+              fmt::format("`{}` has {} bytes, unpacked {}, and is not packed", name, entry.size_bytes, unpacked_bytes));
     }
     slice_.part(entry.header_offset, entry.size_bytes, fmt::format("the entry `{}`", name));
     if (!entries_.emplace(name, entry).second) damaged(slice_, fmt::format("two entries are called `{}`", name));

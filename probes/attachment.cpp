@@ -8,8 +8,7 @@
 
 namespace forkpoint {
 
-namespace {
-}
+namespace {}
 
 constinit Attachment attachment;
 
@@ -132,7 +131,8 @@ void Attachment::before_step(const Token& token, int64_t step) {
     return;
   }
   if (state() != AttachState::ready || step < first_.load()) {
-    if (state() == AttachState::ready && called_off_.load()) finish(token, AttachState::ready, false, contract::kWhyCalledOff);
+    if (state() == AttachState::ready && called_off_.load())
+      finish(token, AttachState::ready, false, contract::kWhyCalledOff);
     return;
   }
   if (called_off_.load()) return finish(token, AttachState::ready, false, contract::kWhyCalledOff);

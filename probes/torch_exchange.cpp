@@ -23,21 +23,21 @@ struct Known {
   uint16_t lanes;
   ExchangedType type;
 };
-constexpr uint8_t kInt = 0, kUnsigned = 1, kFloat = 2, kBfloat = 4, kComplex = 5, kBool = 6, kE4m3fn = 10, kE4m3fnuz = 11,
-                  kE5m2 = 12, kE5m2fnuz = 13, kE8m0 = 14, kE2m1 = 17;
+constexpr uint8_t kInt = 0, kUnsigned = 1, kFloat = 2, kBfloat = 4, kComplex = 5, kBool = 6, kE4m3fn = 10,
+                  kE4m3fnuz = 11, kE5m2 = 12, kE5m2fnuz = 13, kE8m0 = 14, kE2m1 = 17;
 // The usual ones first.
 constexpr Known kKnown[] = {
-    {kFloat, 32, 1, {DType::f32, false}},       {kBfloat, 16, 1, {DType::bf16, false}},
-    {kFloat, 16, 1, {DType::f16, false}},       {kInt, 64, 1, {DType::i64, false}},
-    {kBool, 8, 1, {DType::boolean, false}},     {kFloat, 64, 1, {DType::f64, false}},
-    {kInt, 32, 1, {DType::i32, false}},         {kUnsigned, 8, 1, {DType::u8, false}},
-    {kE4m3fn, 8, 1, {DType::f8e4m3, false}},    {kE5m2, 8, 1, {DType::f8e5m2, false}},
-    {kInt, 8, 1, {DType::i8, false}},           {kInt, 16, 1, {DType::i16, false}},
-    {kComplex, 64, 1, {DType::c64, false}},     {kComplex, 128, 1, {DType::c128, false}},
-    {kComplex, 32, 1, {DType::f16, true}},      {kUnsigned, 16, 1, {DType::u16, false}},
-    {kUnsigned, 32, 1, {DType::u32, false}},    {kUnsigned, 64, 1, {DType::u64, false}},
-    {kE2m1, 4, 2, {DType::f4x2, false}},        {kE4m3fnuz, 8, 1, {DType::raw, false}},
-    {kE5m2fnuz, 8, 1, {DType::raw, false}},     {kE8m0, 8, 1, {DType::raw, false}},
+    {kFloat, 32, 1, {DType::f32, false}},    {kBfloat, 16, 1, {DType::bf16, false}},
+    {kFloat, 16, 1, {DType::f16, false}},    {kInt, 64, 1, {DType::i64, false}},
+    {kBool, 8, 1, {DType::boolean, false}},  {kFloat, 64, 1, {DType::f64, false}},
+    {kInt, 32, 1, {DType::i32, false}},      {kUnsigned, 8, 1, {DType::u8, false}},
+    {kE4m3fn, 8, 1, {DType::f8e4m3, false}}, {kE5m2, 8, 1, {DType::f8e5m2, false}},
+    {kInt, 8, 1, {DType::i8, false}},        {kInt, 16, 1, {DType::i16, false}},
+    {kComplex, 64, 1, {DType::c64, false}},  {kComplex, 128, 1, {DType::c128, false}},
+    {kComplex, 32, 1, {DType::f16, true}},   {kUnsigned, 16, 1, {DType::u16, false}},
+    {kUnsigned, 32, 1, {DType::u32, false}}, {kUnsigned, 64, 1, {DType::u64, false}},
+    {kE2m1, 4, 2, {DType::f4x2, false}},     {kE4m3fnuz, 8, 1, {DType::raw, false}},
+    {kE5m2fnuz, 8, 1, {DType::raw, false}},  {kE8m0, 8, 1, {DType::raw, false}},
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
-// The table of C functions by which torch (from 2.10 on) tells of a tensor without any Python object being made: DLPack's
-// exchange API (https://dmlc.github.io/dlpack, version 1.3), found as Tensor.__dlpack_c_exchange_api__. One call in place
-// of some eight attributes and methods.
+// The table of C functions by which torch (from 2.10 on) tells of a tensor without any Python object being made:
+// DLPack's exchange API (https://dmlc.github.io/dlpack, version 1.3), found as Tensor.__dlpack_c_exchange_api__. One
+// call in place of some eight attributes and methods.
 #pragma once
 
 #include <cstdint>
@@ -39,8 +39,8 @@ class TorchExchange {
   void find(const Python& python, PythonObject* tensor_type);
   bool is_found() const { return describe_ != nullptr; }
 
-  // false: torch says no (a Python error may be set), or says it in a way that is not known here. REQUIRES: is_found(), and
-  // that the object is a tensor.
+  // false: torch says no (a Python error may be set), or says it in a way that is not known here. REQUIRES: is_found(),
+  // and that the object is a tensor.
   bool describe(PythonObject* object, ExchangedTensor* tensor) const {
     return describe_(object, tensor) == 0 && (tensor->dims == 0 || (tensor->shape && tensor->strides));
   }

@@ -176,7 +176,8 @@ TEST_CASE("values beside the tensors count, unless only tensors are asked for") 
 
 TEST_CASE("safetensors: an empty tensor begins where its neighbour does, whichever of them is named first") {
   const TemporaryFolder folder;
-  const std::vector<MadeTensor> made = {{"z", {0, 3}, {}}, {"a", {2}, {1, 2}}, {"y", {0}, {}}, {"x", {2, 0}, {}}, {"b", {1}, {3}}, {"c", {0}, {}}};
+  const std::vector<MadeTensor> made = {{"z", {0, 3}, {}}, {"a", {2}, {1, 2}}, {"y", {0}, {}},
+                                        {"x", {2, 0}, {}}, {"b", {1}, {3}},    {"c", {0}, {}}};
   put_file(folder / "a.safetensors", made_safetensors(made));
   const CheckpointContent content = read(folder / "a.safetensors");
   CHECK(content.unread.empty());
@@ -198,7 +199,8 @@ TEST_CASE("safetensors: an empty tensor begins where its neighbour does, whichev
 TEST_CASE("safetensors: metadata that are no text are damage, not the text that they look like") {
   const TemporaryFolder folder;
   for (const char* value : {"\"1\"", "1"}) {
-    const std::string header = R"({"__metadata__":{"step":)" + std::string(value) + R"(},"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
+    const std::string header = R"({"__metadata__":{"step":)" + std::string(value) +
+                               R"(},"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
     const uint64_t size = header.size();
     put_file(folder / "m.safetensors", std::string(reinterpret_cast<const char*>(&size), sizeof(size)) + header + "x");
     CHECK(read(folder / "m.safetensors").unread.empty() == (value[0] == '"'));
@@ -217,7 +219,8 @@ TEST_CASE("torch.save: conjugated and negated views have the digests of the valu
 
 TEST_CASE("things that have one name, but not one kind of key, are a difference and are shown with their keys") {
   const TemporaryFolder folder;
-  for (const char* side : {"a", "b"}) put_file(folder / (std::string(side) + "/model.safetensors"), made_safetensors(three()));
+  for (const char* side : {"a", "b"})
+    put_file(folder / (std::string(side) + "/model.safetensors"), made_safetensors(three()));
   const auto of = [&](const std::string& a, const std::string& b) {
     put_file(folder / "a/state.json", a);
     put_file(folder / "b/state.json", b);
@@ -240,14 +243,16 @@ TEST_CASE("things that have one name, but not one kind of key, are a difference 
 TEST_CASE("JSON: whole numbers of any length count to the last digit, as the state of a generator has them") {
   const TemporaryFolder folder;
   const auto of = [&](const std::string& number) {
-    put_file(folder / "a/state.json", R"({"pcg": )" + number + R"(, "text": "18446744073709551617", "x": [1.5e300, -2]})");
+    put_file(folder / "a/state.json",
+             R"({"pcg": )" + number + R"(, "text": "18446744073709551617", "x": [1.5e300, -2]})");
     const CheckpointContent content = read(folder / "a");
     CHECK(content.unread.empty());
     CHECK(content.values.at({"state", "text"}).text == "\"18446744073709551617\"");
     CHECK(content.values.at({"state", "x.0"}).text == "1.5e+300");
     return content.values.at({"state", "pcg"}).text;
   };
-  for (const char* number : {"274674114334540486603088602300644985544", "-274674114334540486603088602300644985543", "18446744073709551616", "-9223372036854775809"}) {
+  for (const char* number : {"274674114334540486603088602300644985544", "-274674114334540486603088602300644985543",
+                             "18446744073709551616", "-9223372036854775809"}) {
     CHECK(of(number) == number);
   }
   CHECK(of("18446744073709551615") == "18446744073709551615");
@@ -308,9 +313,10 @@ TEST_CASE("a pickle is data: what it would call stands as a name, and its limits
   CHECK_THROWS_AS(Pickle::parse("", "test"), Error);
   CHECK_THROWS_AS(Pickle::parse("X\xff\xff\xff\x7fshort.", "test"), Error);
   CHECK_THROWS_AS(Pickle::parse("t.", "test"), Error);
-  CHECK_THROWS_AS(Pickle::parse("L99999999999999999999L\n.", "test"), Error);  // not the largest number that there is room for
-  CHECK_THROWS_AS(Pickle::parse("cos\nsystem\n]R.", "test"), Error);           // no tuple of arguments
-  CHECK_THROWS_AS(Pickle::parse("cos\nsystem\n)R]b]b.", "test"), Error);       // a state behind a state
+  CHECK_THROWS_AS(Pickle::parse("L99999999999999999999L\n.", "test"),
+                  Error);                                             // not the largest number that there is room for
+  CHECK_THROWS_AS(Pickle::parse("cos\nsystem\n]R.", "test"), Error);  // no tuple of arguments
+  CHECK_THROWS_AS(Pickle::parse("cos\nsystem\n)R]b]b.", "test"), Error);  // a state behind a state
 }
 
 TEST_CASE("numbers that JSON has not are read as Python writes them") {

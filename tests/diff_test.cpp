@@ -272,7 +272,9 @@ void train(RunBuilder* run, Level level, int64_t step, uint64_t gradient, uint64
   rank.step(step).at(Phase::state).state("torch.rng", Role::rng, 100 + static_cast<uint64_t>(step));
   rank.forward("loss").scalar("loss", 1.0 + static_cast<double>(step), Role::loss);
   if (level != Level::step) rank.backward("fc").add(Role::gradient, "weight.grad", value(10));
-  rank.at(Phase::optimizer, "fc").add(Role::gradient, "weight.grad", value(gradient)).add(Role::parameter, "weight", value(weight));
+  rank.at(Phase::optimizer, "fc")
+      .add(Role::gradient, "weight.grad", value(gradient))
+      .add(Role::parameter, "weight", value(weight));
 }
 
 Verdict diff_of(const RunBuilder& a, const RunBuilder& b) {
@@ -307,7 +309,8 @@ TEST_CASE("at level step no gradient of a backward pass is missing where only le
 
 TEST_CASE("a gradient that changed between its accumulation and the optimizer was not computed otherwise") {
   RunBuilder a, b;
-  for (int64_t step = 0; step < 3; ++step) train(&a, Level::layer, step, 10, 2), train(&b, Level::layer, step, step == 1 ? 11 : 10, 2);
+  for (int64_t step = 0; step < 3; ++step)
+    train(&a, Level::layer, step, 10, 2), train(&b, Level::layer, step, step == 1 ? 11 : 10, 2);
   const Verdict v = diff_of(a, b);
   INFO(dump(v));
   CHECK(is_at(first_of(v), 1, 0, Phase::optimizer, "fc", "weight.grad"));
@@ -323,9 +326,12 @@ TEST_CASE("what one run leaves out in a step comes before the values that differ
       for (int64_t step = 0; step < 5; ++step) {
         RankBuilder& rank = run->rank(0);
         const bool later = run == &b && step > left_out;
-        rank.step(step).at(Phase::state).state("torch.rng", Role::rng, 100 + static_cast<uint64_t>(step) + (later ? 50 : 0));
+        rank.step(step)
+            .at(Phase::state)
+            .state("torch.rng", Role::rng, 100 + static_cast<uint64_t>(step) + (later ? 50 : 0));
         rank.forward("loss").scalar("loss", later ? 9.0 : 1.0, Role::loss);
-        if (run == &a || step != left_out) rank.at(Phase::optimizer, "fc").add(Role::parameter, "weight", value(later ? 3 : 2));
+        if (run == &a || step != left_out)
+          rank.at(Phase::optimizer, "fc").add(Role::parameter, "weight", value(later ? 3 : 2));
       }
     }
     const Verdict v = diff_of(a, b);

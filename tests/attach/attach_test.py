@@ -150,6 +150,30 @@ class Windows(Test):
         self.assertEqual((len(steps), len(set(steps.values()))), (3, 1), steps)
         self.check_asleep(jobs)
 
+    def test_detach_while_the_ranks_are_told_of_a_window_ends_it_on_all_of_them_or_on_none(self):
+        jobs = self.place.start_trainers(3)
+        ends = {0: 0, 125: 0}
+        for i in range(12):
+            command = [FORKPOINT, "attach", "--all", "--steps", "1000000", "-o", f"run{i}"]
+            attached = subprocess.Popen(command, env=self.place.environment(), cwd=self.place.path,
+                                        stderr=subprocess.PIPE, text=True)
+            self.place.jobs.append(attached)
+            time.sleep(0.01 * i)
+            while attached.poll() is None:  # before it has told anybody, there is nothing to end
+                said = self.place.run("detach", "--all").stderr
+                if "none of these is attached" not in said:
+                    break
+            _, errors = attached.communicate(timeout=60)
+            self.assertIn(attached.returncode, ends, f"{said}{errors}")
+            ends[attached.returncode] += 1
+            if attached.returncode == 0:
+                steps = self.place.steps_of(f"run{i}")
+                self.assertEqual((len(steps), len(set(steps.values()))), (3, 1), f"{steps} {said}{errors}")
+            else:
+                self.assertFalse((self.place.path / f"run{i}").exists(), errors)
+        self.assertGreater(ends[0], 0, ends)
+        self.check_asleep(jobs)
+
     def test_one_rank_of_three_is_said_to_be_one_of_three(self):
         jobs = self.place.start_trainers(3)
         done = self.place.run("attach", jobs[1].pid, "--steps", 2, "-o", self.place.path / "alone")

@@ -237,7 +237,7 @@ FAKE_NCCL(GetUniqueId, (NcclUniqueId* id), {
   return kNcclSuccess;
 })
 // Without a configuration it says that it has succeeded, also where the environment makes it go on in the background.
-FAKE_NCCL(CommInitRank, (NcclComm* comm, int size, NcclUniqueId id, int rank), {
+FAKE_NCCL(CommInitRank, (NcclComm * comm, int size, NcclUniqueId id, int rank), {
   const NcclResult result = make(comm, name_in(id), size, rank, nullptr);
   return result == kNcclInProgress ? kNcclSuccess : result;
 })

@@ -522,7 +522,8 @@ extern "C" __attribute__((visibility("default"))) int nccl_program_main(int argc
   if (strcmp(argv[1], "none") != 0) load_cuda(argv[1]);
   const auto scenario = scenarios().find(argv[2]);
   if (scenario != scenarios().end()) scenario->second(ranks);
-  else if (!swap_scenario(argv[2], ranks) && !member_scenario(argv[2], ranks)) return 97;
+  else if (!swap_scenario(argv[2], ranks) && !member_scenario(argv[2], ranks))
+    return 97;
   if (getenv("SHOW_CALLS")) printf("calls %d\n", fake_nccl_calls());
   return 0;
 }

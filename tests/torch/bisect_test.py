@@ -36,4 +36,8 @@ if __name__ == "__main__":
         good = " ".join(map(str, command_of(PROGRAM, "--steps", 3)))
         found = bisect(f"{folder}/backward", "--steps", "0:2", "--good", good, "--bad", f"{good} --fault backward@1")
         expect(found, 1, "backward", "tok", "aten::embedding_dense_backward#0", 6)
+        # What a module computes by itself, between the layers inside of it.
+        good = " ".join(map(str, command_of("bridge_gpt.py", "--steps", 3)))
+        found = bisect(f"{folder}/around", "--steps", "0:2", "--good", good, "--bad", f"{good} --fault share@1")
+        assert place(found) == ("diverged", 1, "forward", "blocks.1", "output") and found["first"]["op"] == "aten::add.Tensor#0", found["first"]
     print("sums that are added up in another order are bisected to the op, and its operands say so")

@@ -27,10 +27,11 @@ class Block(nn.Module):
         self.act = nn.ReLU(inplace=True)
         self.fc2 = nn.Linear(4 * WIDTH, WIDTH)
         self.drop = nn.Dropout(0.1)
+        self.share = 1  # of the attention in what the block computes by itself
 
     def forward(self, x, mask=None):
         y = self.ln1(x)
-        x = x + self.attn(y, y, y, attn_mask=mask, need_weights=False)[0]
+        x = torch.add(x, self.attn(y, y, y, attn_mask=mask, need_weights=False)[0], alpha=self.share)
         return x + self.drop(self.fc2(self.act(self.fc1(self.ln2(x)))))
 
 
@@ -79,6 +80,8 @@ def plant(fault, step, model, optimizer):
     if kind == "bitflip":
         with torch.no_grad():
             model.blocks[1].fc1.weight.view(torch.int32)[3, 5] ^= 1 << 20
+    elif kind == "share":
+        model.blocks[1].share = 2
     elif kind == "lr":
         optimizer.param_groups[0]["lr"] *= 1.001
     elif kind == "dropout":
