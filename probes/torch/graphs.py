@@ -26,6 +26,7 @@ def _wrap_begin(original):
     def capture_begin(self, *args, **kwargs):
         result = original(self, *args, **kwargs)
         _capturing[:] = [self]
+        steps.captures = True
         return result
 
     return capture_begin

@@ -18,6 +18,7 @@ from . import backward, imports, names, rest, state
 from .names import BATCH, CANDIDATE, DATA, OPTIMIZER, failed, flatten_call, limit_once, put
 
 listening = True   # hooks have something to do in this process
+captures = False   # a CUDA graph was captured: workspaces may be its own
 opened = False     # the step base is settled: records may be made
 deep = native.LEVEL >= 1   # layers are recorded: in this step, where a watch deepens some
 _whole = native.LEVEL >= 1  # in all steps: then the gradients at their accumulation too
@@ -363,7 +364,7 @@ def _free_workspaces():
     """What cuBLAS computes with holds whatever its kernels, or the memory's users before it, left there, and says nothing
     about the run. Freed before the end of the recording, it is no buffer of which nobody knows whether it is read later."""
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-    if clear is not None and torch.cuda.is_initialized():
+    if clear is not None and not captures and torch.cuda.is_initialized():
         clear()
 
 

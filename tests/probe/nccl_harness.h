@@ -46,6 +46,13 @@ inline std::vector<Row> rows_of_op(const std::vector<Row>& rows, const std::stri
   return found;
 }
 
+// How often the word stands in the text.
+inline size_t count_of(const std::string& text, const std::string& word) {
+  size_t count = 0;
+  for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++count;
+  return count;
+}
+
 inline Digest digest_of_floats(const std::vector<float>& values) {
   return digest_bytes(values.data(), values.size() * sizeof(float), DType::f32).digest;
 }

@@ -7,12 +7,6 @@ using namespace forkpoint::probe_test;
 
 namespace {
 
-size_t count_of(const std::string& text, const std::string& word) {
-  size_t count = 0;
-  for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++count;
-  return count;
-}
-
 const Environment kSwapped = {
     {"FORKPOINT_DETERMINISTIC", "collectives"}, {"FAKE_CUDA_SHARED", "1"}, {"FAKE_CUDA_MODE", "slow"}};
 
