@@ -22,17 +22,29 @@ std::string range_text(int64_t first, int64_t last) {
 bool can_be_asked_for(const std::string& layer) { return layer.find_first_of(",;*?[]\\") == std::string::npos; }
 
 // What is handed to a layer, forward or backward, may come from what the layer around it computes by itself: that is
-// where the op lies then. Empty: it is no such thing, or there is no layer around it.
-std::string layer_around(const Divergence& first) {
+// where the op lies then. Of those around it the innermost that is called by itself, as containers are not. Empty: it
+// is no such thing, or there is none. run: of which the layers are known.
+std::string layer_around(const Divergence& first, const std::string& run) {
   const bool forward = first.phase == Phase::forward && first.tensor.starts_with("input");
   const bool backward = first.phase == Phase::backward && first.tensor.starts_with("grad_output");
-  const size_t dot = first.layer.rfind('.');
-  return (forward || backward) && dot != std::string::npos ? first.layer.substr(0, dot) : "";
+  if (!forward && !backward) return "";
+  const Run layers = Run::open(run);
+  const auto is_called = [&](const std::string& layer) {
+    return std::ranges::any_of(layers.streams(), [&](const auto& stream) {
+      return std::ranges::any_of(stream->sites(),
+                                 [&](const Site& site) { return site.layer == layer && site.phase == Phase::forward; });
+    });
+  };
+  std::string layer = first.layer;
+  for (size_t dot = layer.rfind('.'); dot != std::string::npos; dot = layer.rfind('.')) {
+    layer.resize(dot);
+    if (is_called(layer)) return layer;
+  }
+  return "";
 }
 
-std::string operands_of(const Divergence& first) {
+std::string operands_of(const Divergence& first, const std::string& around) {
   if (first.kind == Kind::scalar) return "";  // its values are in the verdict
-  const std::string around = layer_around(first);
   if (!around.empty() && can_be_asked_for(around)) return fmt::format("step={};layer={}", first.step, around);
   if (!first.layer.empty())
     return can_be_asked_for(first.layer) ? fmt::format("step={};layer={}", first.step, first.layer) : "";
@@ -251,12 +263,12 @@ void Bisect::find_op(const ForkRange& around) {
   begin_stage();
   BisectWindow window = window_around(around);
   window.name = "op";
+  const std::string outer = layer_around(first, layer_run_.run);
   if (!first.layer.empty() && can_be_asked_for(first.layer)) {
     window.ops = first.layer;
-    const std::string around = layer_around(first);
-    if (!around.empty()) window.ops = around + "," + window.ops;
+    if (!outer.empty() && can_be_asked_for(outer)) window.ops = outer + "," + window.ops;
   }
-  window.save_good = window.save_bad = operands_of(first);
+  window.save_good = window.save_bad = operands_of(first, outer);
   std::pair<WindowDone, WindowDone> runs;
   const auto verdict = fork_finer(first, &window, &runs);
   if (!verdict) {

@@ -288,14 +288,18 @@ bool end_window(const Jobs& jobs) {
 }
 
 // Ranks that are being told of a window take it over one by one, at their next step. Told to end meanwhile, some would
-// call it off and others record it: so that is waited for, as long as a step may take.
+// call it off and others record it: so that is waited for, as long as a long step may take.
 void await_agreement(const Jobs& jobs) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(3);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   const auto is_told = [](const Job& job) { return job.state() == "listening" || job.state() == "armed"; };
-  for (const auto& job : jobs) {
-    while (is_told(*job) && std::chrono::steady_clock::now() < deadline && job->refresh(5000))
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
+  const auto wait = [&](const Jobs& some) {
+    for (const auto& job : some) {
+      while (is_told(*job) && std::chrono::steady_clock::now() < deadline && job->refresh(5000))
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  };
+  wait(jobs);
+  wait(find_jobs().jobs);  // ranks of the same window that were not named
   for (const auto& job : jobs) job->refresh(5000);
 }
 

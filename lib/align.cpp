@@ -113,10 +113,17 @@ void align_levels(const Run& a, const Run& b, Alignment* out) {
   }
 }
 
-void note_collectives_apart(Alignment* out) {
+void note_left_out(Alignment* out) {
   const bool any = std::any_of(out->ranks.begin(), out->ranks.end(), [&](const RankPair& pair) {
     return pair.a != nullptr && pair.b != nullptr && StreamJoin(*pair.a, *pair.b, out->level).collectives_apart();
   });
+  const bool gradients = std::any_of(out->ranks.begin(), out->ranks.end(), [&](const RankPair& pair) {
+    return pair.a != nullptr && pair.b != nullptr && StreamJoin(*pair.a, *pair.b, out->level).gradients_left_out();
+  });
+  if (gradients)
+    out->limits.push_back(
+        "gradients as backward passes left them: only the finer run has these, the other one those at the optimizer's "
+        "step");
   if (any) out->blockers.push_back("collectives were not compared: at level step they stand in other layers than at a finer one");
 }
 
@@ -254,7 +261,7 @@ Alignment align(const Run& a, const Run& b, const DiffOptions& options) {
   align_ranks(a, b, options, &out);
   align_levels(a, b, &out);
   if (out.levels_differ) {
-    note_collectives_apart(&out);
+    note_left_out(&out);
   } else {
     note_deepened(a, b, &out);
   }

@@ -147,10 +147,19 @@ Cause decide_cause(const CauseFacts& facts) {
   if (!facts.structure_before.empty() && cause.cls != "structure") {
     std::vector<std::string> classes = std::move(cause.class_candidates);
     std::erase(classes, std::string("structure"));
-    if (cause.cls != "unknown" && std::ranges::count(classes, cause.cls) == 0)
-      classes.insert(classes.begin(), cause.cls);
-    classes.insert(classes.begin(), "structure");
-    decide(&cause, "structure", std::move(classes));
+    // What a program draws, reads or sets says by itself what it is.
+    const bool is_source = facts.site.role == Role::batch || facts.site.role == Role::rng ||
+                           facts.site.role == Role::sampler || cause.cls == "hyperparameter" ||
+                           cause.cls == "state_restore";
+    if (is_source) {
+      classes.push_back("structure");
+      decide(&cause, cause.cls, std::move(classes));
+    } else {
+      if (cause.cls != "unknown" && std::ranges::count(classes, cause.cls) == 0)
+        classes.insert(classes.begin(), cause.cls);
+      classes.insert(classes.begin(), "structure");
+      decide(&cause, "structure", std::move(classes));
+    }
     cause.evidence.push_back(facts.structure_before);
   }
   say_context(facts, &cause);

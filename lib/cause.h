@@ -72,7 +72,7 @@ struct CauseFacts {
   bool rng_agreed_at_load = false;
   std::vector<std::string> environment;  // differences of the numeric environment
   std::vector<std::string> structure;    // sentences
-  std::string structure_before;  // what only one run records right before it, and from this step on; empty: nothing
+  std::string structure_before;          // what only one run records right before it, in this step; empty: nothing
   bool collective_in_one_run = false;    // a collective of this layer was called in one run only
   bool collectives_recorded = false;
   bool messages_differ = false;          // collectives of other sizes, or in one run only, up to this step

@@ -226,9 +226,12 @@ void look_at_steps_before(const OriginInput& input, const Origin& origin, CauseF
 }
 
 // It began in this step of this rank, and before the record that differs: control flow that nothing recorded explains.
-bool is_right_before(const OneSided& entry, const Site& site, const Origin& origin) {
+bool is_right_before(const OriginInput& input, const OneSided& entry, const Site& site, const Origin& origin) {
   if (entry.has_forms() || entry.eval || entry.pair != origin.pair || entry.first_step != origin.step) return false;
   if (origin.in_prologue || site.kind == Kind::collective || !site.communicator.empty()) return false;
+  // What is another way in every step begins with the first one, and is no event of that.
+  if (origin.step_index == 0 || input.alignment.ranks[origin.pair].steps[origin.step_index - 1].step == kPrologueStep)
+    return false;
   const Difference& d = origin.difference;
   return entry.side == OneSided::only_a ? entry.first_row < d.row_a : entry.first_row < d.row_b;
 }
@@ -236,8 +239,8 @@ bool is_right_before(const OneSided& entry, const Site& site, const Origin& orig
 void look_at_structure(const OriginInput& input, const Origin& origin, CauseFacts* facts) {
   for (const OneSided& entry : input.scan.one_sided) {
     const Site& site = input.joins.of(entry.pair).site(entry.site);
-    if (facts->structure_before.empty() && is_right_before(entry, site, origin)) {
-      facts->structure_before = fmt::format("run {} alone records {} from this step on, before it",
+    if (facts->structure_before.empty() && is_right_before(input, entry, site, origin)) {
+      facts->structure_before = fmt::format("run {} alone records {} in this step, before it",
                                             entry.side == OneSided::only_a ? 'A' : 'B', place_text(site));
     }
     if (site.kind != Kind::collective || entry.first_step > facts->first.step || entry.side == OneSided::relabelled)

@@ -268,8 +268,7 @@ void decide_changed_gradient(const CauseFacts& facts, Cause* cause) {
   Classes classes = {"overwritten_input",   "hyperparameter", "precision_or_formula",
                      "nondeterministic_op", "stream_race",    "hardware_or_sporadic"};
   if (facts.everyone && facts.world_size > 1) drop(&classes, "hardware_or_sporadic");
-  if (facts.world_size > 1 && !facts.collectives_recorded)
-    classes.insert(classes.begin(), {"missing_sync", "reduction_order"});
+  if (facts.world_size > 1) classes.insert(classes.begin(), {"missing_sync", "reduction_order"});
   decide(cause, "unknown", classes);
 }
 

@@ -148,6 +148,7 @@ StreamJoin::StreamJoin(const HashStreamReader& a, const HashStreamReader& b, Lev
   gradients_apart_ = one_at_step && (lacks_backward_gradients(a) || lacks_backward_gradients(b));
   for (uint32_t joint = 0; joint < keys_.size(); ++joint) {
     ops_.push_back(op_key(site(joint)));
+    gradients_left_out_ |= gradients_apart_ && is_backward_gradient(site(joint));
     wanted_.push_back(is_at_level(site(joint), level) && !is_apart(joint) && is_telling(a, b, site(joint)) ? 1 : 0);
     all_wanted_ &= wanted_.back() != 0;
   }

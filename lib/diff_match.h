@@ -34,6 +34,9 @@ class StreamJoin {
   // One stream is at level step and the other is not, and they do not have the same collectives: at level step only the
   // outermost layer is known that one is called in. None is wanted then.
   bool collectives_apart() const { return collectives_apart_; }
+  // Some records of gradients in backward passes are left out, as only the finer of the streams is recorded in a way
+  // that has them.
+  bool gradients_left_out() const { return gradients_left_out_; }
 
  private:
   bool find_collectives_apart() const;
@@ -49,7 +52,7 @@ class StreamJoin {
   bool all_wanted_ = true, collectives_apart_ = false;
   // One stream is at level step and has no gradient of a backward pass: what records a job from outside takes those at
   // the optimizer's step then, and from level layer on as they accumulate as well.
-  bool gradients_apart_ = false;
+  bool gradients_apart_ = false, gradients_left_out_ = false;
 };
 
 bool is_at_level(const Site& site, Level level);  // recorded at this level, or at a coarser one

@@ -316,6 +316,11 @@ const OneSided* structure_a_step_before(const Findings& findings, const First& f
     if (entry.eval || entry.has_forms() || at == steps.end() || at == steps.begin()) continue;
     const int64_t before = std::prev(at)->step;
     if (entry.first_step != before || before == kPrologueStep) continue;
+    // Of steps that come more than once only the first pass can be told by its number.
+    const size_t own = first.record->step_index;
+    const auto& own_steps = findings.input.alignment.ranks[first.record->pair].steps;
+    const auto repeats = [&](const StepPair& step) { return step.occurrence > 0; };
+    if (own_steps[own].occurrence > 0 || std::ranges::any_of(steps, repeats)) continue;
     // There a resumed run may have set itself up; and what is another way in every step is no event of this one.
     const bool begins = before == findings.input.alignment.begin;
     if (begins && (findings.input.loaded != Loaded::no || entry.records > 1)) continue;
@@ -329,9 +334,27 @@ void put_structure_first(const Findings& findings, const OneSided& entry, Verdic
   const std::string value = at_text(*verdict->first);
   verdict->also_first.insert(verdict->also_first.begin(), *std::move(verdict->first));
   verdict->first = structure_divergence(findings, entry);
+  const Digest key = findings.input.joins.of(entry.pair).key(entry.site);
+  std::set<int> ranks(verdict->ranks_diverged.begin(), verdict->ranks_diverged.end()), alike;
+  for (const OneSided& other : findings.input.scan.one_sided) {
+    if (other.eval || other.first_step != entry.first_step ||
+        !(findings.input.joins.of(other.pair).key(other.site) == key))
+      continue;
+    alike.insert(findings.input.alignment.ranks[other.pair].rank);
+  }
+  ranks.insert(alike.begin(), alike.end());
+  verdict->ranks_diverged.assign(ranks.begin(), ranks.end());
+  const bool all = alike.size() > 1 && static_cast<int>(alike.size()) == findings.input.run_a.world_size();
+  verdict->first->rank = all ? -1 : findings.input.alignment.ranks[entry.pair].rank;
   verdict->reason = fmt::format("the runs do not record the same: first {}; values differ first {}{}",
                                 at_text(*verdict->first), value, later_text(*verdict));
   Cause& cause = verdict->cause;
+  const Run& holder = entry.side == OneSided::only_a ? findings.input.run_a : findings.input.run_b;
+  cause.next = fmt::format("forkpoint show {} --steps {}:{}", shell_words({holder.directory()}), entry.first_step,
+                           entry.first_step);
+  cause.evidence.insert(cause.evidence.begin(),
+                        fmt::format("only run {} records this in step {}, and values differ from the next step on",
+                                    entry.side == OneSided::only_a ? 'A' : 'B', entry.first_step));
   std::erase(cause.class_candidates, std::string("structure"));
   cause.class_candidates.insert(cause.class_candidates.begin(), "structure");
   cause.cls = "structure";

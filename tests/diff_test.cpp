@@ -360,7 +360,7 @@ TEST_CASE("what one run leaves out right before a value that differs is a candid
   CHECK(is_at(first_of(v), 1, 0, Phase::optimizer, "fc", "weight"));
   CHECK(v.cause.cls == "structure");
   CHECK(holds(v.cause.class_candidates, "nondeterministic_op"));
-  CHECK(holds(v.cause.evidence, "run A alone records optimizer: grad_norm from this step on, before it"));
+  CHECK(holds(v.cause.evidence, "run A alone records optimizer: grad_norm in this step, before it"));
 }
 
 TEST_CASE("a layout that differs from another in its strides alone is no difference, and hides none") {

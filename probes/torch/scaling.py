@@ -51,12 +51,10 @@ def _after_scaler(scaler, optimizer):
 
 def _look_at_gradients(parameters):
     """Records what the norm is taken of, which nobody sees behind it. Gives what to pass on: a generator is used up."""
-    given = parameters
+    if not isinstance(parameters, (Tensor, list, tuple)):
+        parameters = list(parameters) or parameters  # what this raises is the program's
     try:
-        if isinstance(given, Tensor):
-            given = (given,)
-        elif not isinstance(given, (list, tuple)):
-            given = parameters = list(given) or parameters
+        given = (parameters,) if isinstance(parameters, Tensor) else parameters
         state.record_gradients_of(p for p in given if isinstance(p, Tensor))
     except Exception as error:
         failed("clip_grad_norm_", error)

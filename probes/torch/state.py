@@ -68,11 +68,11 @@ def newest():
     return max((made.serial for made in list(optimizers.values())), default=0)
 
 
-def frame(phase, layer="", flags=0):
-    key = phase, layer, flags
+def frame(phase, layer="", flags=0, op=""):
+    key = phase, layer, flags, op
     handle = _frames.get(key)
     if handle is None:
-        handle = _frames[key] = native.frame(phase, layer, "", 0, flags)
+        handle = _frames[key] = native.frame(phase, layer, op, 0, flags)
     return handle
 
 
@@ -341,13 +341,14 @@ def _record_other(where, role, name, value):
 
 
 def record_gradients_of(parameters):
-    """Of those that belong to a model which is trained, as they are now."""
+    """What clip_grad_norm_ is handed, of a model that is trained. Under a name of its own: a program that clips in another
+    way has the same gradients at the optimizer's step."""
     many = Many()
     for parameter in parameters:
         layer, name = owners.get(id(parameter), (None, None))
         gradient = parameter.grad if layer is not None else None
         if gradient is not None:
-            many.add(frame(OPTIMIZER, layer.name), GRADIENT, join(name, "grad"), gradient, names.boxes.get(id(parameter)))
+            many.add(frame(OPTIMIZER, layer.name, 0, "clip_grad_norm_"), GRADIENT, join(name, "grad"), gradient, names.boxes.get(id(parameter)))
     many.flush()
 
 

@@ -364,7 +364,9 @@ def _free_workspaces():
     """What cuBLAS computes with holds whatever its kernels, or the memory's users before it, left there, and says nothing
     about the run. Freed before the end of the recording, it is no buffer of which nobody knows whether it is read later."""
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-    if clear is not None and not captures and torch.cuda.is_initialized():
+    raised = getattr(sys, "last_type", None) is not None  # then CUDA may be in no state to free anything
+    if clear is not None and not captures and not raised and torch.cuda.is_initialized():
+        torch.cuda.current_stream().query()  # raises where CUDA has failed
         clear()
 
 
@@ -378,12 +380,14 @@ def at_exit():
         if Step.is_open and (Step.is_over or Step.others):
             end()
         final = opened and native.begin_final()
-        if final:
-            rest.record_final()
-        if opened and names.lean:
-            _free_workspaces()
-        if final:
-            native.end_step()
+        try:
+            if final:
+                rest.record_final()
+            if opened and names.lean:
+                _free_workspaces()
+        finally:
+            if final:
+                native.end_step()
     except Exception as error:
         failed("the end of the program", error)
 
