@@ -143,7 +143,8 @@ bool Attaching::arm_all(int64_t first, std::string* why) {
 bool Attaching::await_ready(std::string* why) {
   const int64_t deadline = now_ms() + request_.timeout_s * 1000;
   for (const auto& job : jobs_) {
-    while (job->state() == "armed") {
+    // One that gave up says why when it is done with it.
+    while (job->state() == "armed" || job->state() == "finishing") {
       check_interrupted();
       if (now_ms() > deadline) {
         throw Error(fmt::format("{} came to no new step within {} s.", job->who(), request_.timeout_s),

@@ -11,18 +11,22 @@ from bridge_driver import BUILD, FORKPOINT, PROGRAMS, environment, run, wait_for
 PROGRAM = PROGRAMS / "replayed.py"
 
 
-def attached(folder, *words, wait=2):
-    """Records steps 23 to 26 of a running job, whose checkpoint of step 20 is there then. wait: seconds; in less than 2 the
-    job still imports what it needs."""
+def attached(folder, *words, late=False, wait=2):
+    """Records steps 23 to 26 of a running job, whose checkpoint of step 20 is there then. late: it is well into its steps
+    before it is attached; else that is after `wait` seconds: in less than 2 it still imports what it needs."""
     out = pathlib.Path(folder, "ckpts")
     out.mkdir(parents=True)
     sockets = str(pathlib.Path(folder, "sockets"))
     command = [sys.executable, PROGRAM, "--out", out, "--every", "20", "--pace", "0.25", *words]
-    job = subprocess.Popen([str(word) for word in command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                           env=environment(LD_PRELOAD=str(BUILD / "libforkpoint.so"), FORKPOINT_SOCKETS=sockets))
+    with open(f"{folder}/job.log", "w") as log:
+        job = subprocess.Popen([str(word) for word in command], stdout=log, stderr=subprocess.PIPE, text=True,
+                               env=environment(LD_PRELOAD=str(BUILD / "libforkpoint.so"), FORKPOINT_SOCKETS=sockets))
     try:
         wait_for(lambda: json.loads(run([FORKPOINT, "ps", "--json"], FORKPOINT_SOCKETS=sockets).stdout), "the job in the list")
-        time.sleep(wait)
+        if late:
+            wait_for(lambda: "step 8 " in pathlib.Path(folder, "job.log").read_text(), "step 8 of the job")
+        else:
+            time.sleep(wait)
         done = run([FORKPOINT, "attach", "--all", "--from", 23, "--to", 26, "--level", "layer", "-o", f"{folder}/live"],
                    FORKPOINT_SOCKETS=sockets)
         assert done.status == 0, f"attach {words}: status {done.status}: {done.stderr}"
@@ -48,7 +52,7 @@ if __name__ == "__main__":
         assert (verdict["verdict"], verdict["first"]["step"], verdict["first"]["tensor"]) == ("diverged", 25, "weight"), verdict
 
         # Generators that were seeded before anybody looked; an average that rests, which the attached run does not see.
-        attached(f"{folder}/more", "--more", wait=8)
+        attached(f"{folder}/more", "--more", late=True)
         verdict = replayed(f"{folder}/more", "again", "--more")
         assert verdict["verdict"] == "incomparable" and "the 4 common steps are equal" in verdict["reason"], verdict
         assert "the other recorded more" in verdict["reason"], verdict
