@@ -290,8 +290,14 @@ bool end_window(const Jobs& jobs) {
 // Ranks that are being told of a window take it over one by one, at their next step. Told to end meanwhile, some would
 // call it off and others record it: so that is waited for, as long as a long step may take.
 void await_agreement(const Jobs& jobs) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-  const auto is_told = [](const Job& job) { return job.state() == "listening" || job.state() == "armed"; };
+  const auto begun = std::chrono::steady_clock::now();
+  const auto deadline = begun + std::chrono::seconds(60);
+  // One that only listens may have been left so by an attach that was killed.
+  const auto is_told = [&](const Job& job) {
+    const bool listens =
+        job.state() == "listening" && std::chrono::steady_clock::now() < begun + std::chrono::seconds(3);
+    return listens || job.state() == "armed";
+  };
   const auto wait = [&](const Jobs& some) {
     for (const auto& job : some) {
       while (is_told(*job) && std::chrono::steady_clock::now() < deadline && job->refresh(5000))

@@ -15,6 +15,7 @@
 #include "cli/terminal.h"
 #include "cli/verbs.h"
 #include "cli/watcher.h"
+#include "lib/probe_contract.h"
 #include "lib/verdict_text.h"
 
 namespace forkpoint {
@@ -82,7 +83,7 @@ void report_no_records(const RecordingRequest& request, const TargetEnd& end) {
     return print_warning(
         fmt::format("{} before anything of it was written; the folder {} can be removed.", end.sentence(), request.run_directory));
   }
-  const char* bridge = getenv("FORKPOINT_TORCH");
+  const char* bridge = getenv(contract::kTorch);
   if (bridge && std::string_view(bridge) == "0") {
     print_warning(
         "FORKPOINT_TORCH=0 is set: of PyTorch nothing but launches (--level launch) and calls of NCCL is recorded.");

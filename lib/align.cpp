@@ -114,17 +114,19 @@ void align_levels(const Run& a, const Run& b, Alignment* out) {
 }
 
 void note_left_out(Alignment* out) {
-  const bool any = std::any_of(out->ranks.begin(), out->ranks.end(), [&](const RankPair& pair) {
-    return pair.a != nullptr && pair.b != nullptr && StreamJoin(*pair.a, *pair.b, out->level).collectives_apart();
-  });
-  const bool gradients = std::any_of(out->ranks.begin(), out->ranks.end(), [&](const RankPair& pair) {
-    return pair.a != nullptr && pair.b != nullptr && StreamJoin(*pair.a, *pair.b, out->level).gradients_left_out();
-  });
+  bool collectives = false, gradients = false;
+  for (const RankPair& pair : out->ranks) {
+    if (pair.a == nullptr || pair.b == nullptr) continue;
+    const StreamJoin join(*pair.a, *pair.b, out->level);
+    collectives |= join.collectives_apart(), gradients |= join.gradients_left_out();
+  }
   if (gradients)
     out->limits.push_back(
         "gradients as backward passes left them: only the finer run has these, the other one those at the optimizer's "
         "step");
-  if (any) out->blockers.push_back("collectives were not compared: at level step they stand in other layers than at a finer one");
+  if (collectives)
+    out->blockers.push_back(
+        "collectives were not compared: at level step they stand in other layers than at a finer one");
 }
 
 void note_deepened(const Run& a, const Run& b, Alignment* out) {

@@ -310,17 +310,17 @@ void write_record_cause(const Findings& findings, const std::vector<First>& firs
 // called once more, shows in values a step later. nullptr: nothing.
 const OneSided* structure_a_step_before(const Findings& findings, const First& first) {
   if (first.record == nullptr || first.record->in_prologue || first.record->step_index == kNoStep) return nullptr;
+  const auto& own_steps = findings.input.alignment.ranks[first.record->pair].steps;
+  if (own_steps[first.record->step_index].occurrence > 0) return nullptr;
   for (const OneSided& entry : findings.input.scan.one_sided) {
+    if (entry.eval || entry.has_forms() || entry.first_step < 0 || entry.first_step >= first.record->step) continue;
     const auto& steps = findings.input.alignment.ranks[entry.pair].steps;
     const auto at = std::ranges::find_if(steps, [&](const StepPair& step) { return step.step == first.record->step; });
-    if (entry.eval || entry.has_forms() || at == steps.end() || at == steps.begin()) continue;
+    if (at == steps.end() || at == steps.begin()) continue;
     const int64_t before = std::prev(at)->step;
-    if (entry.first_step != before || before == kPrologueStep) continue;
     // Of steps that come more than once only the first pass can be told by its number.
-    const size_t own = first.record->step_index;
-    const auto& own_steps = findings.input.alignment.ranks[first.record->pair].steps;
-    const auto repeats = [&](const StepPair& step) { return step.occurrence > 0; };
-    if (own_steps[own].occurrence > 0 || std::ranges::any_of(steps, repeats)) continue;
+    const auto repeats = [](const StepPair& step) { return step.occurrence > 0; };
+    if (entry.first_step != before || std::ranges::any_of(steps, repeats)) continue;
     // There a resumed run may have set itself up; and what is another way in every step is no event of this one.
     const bool begins = before == findings.input.alignment.begin;
     if (begins && (findings.input.loaded != Loaded::no || entry.records > 1)) continue;

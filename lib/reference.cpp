@@ -118,7 +118,10 @@ class Measure {
       const StepSummary& summary = stream.steps()[i];
       const bool within = summary.step >= reference.first_step && summary.step <= reference.last_step;
       if (summary.step != kPrologueStep && !within) continue;
-      if (is_final_part(stream.steps(), i)) continue;  // there only where the job was not ended behind the last step
+      if (is_final_part(stream.steps(), i)) {  // there only where the job was not ended behind the last step
+        out_.has_final_part = true;
+        continue;
+      }
       if (!summary.complete || in_gap(stream, summary.step)) continue;  // said by lost_in
       if (reference.steps.contains({summary.step, rank})) {
         out_.lost.push_back(fmt::format("rank {}: {} came twice", rank, step_text(summary.step)));

@@ -57,6 +57,8 @@ struct MeasuredRun {
   Reference reference;
   std::vector<std::string> lost;  // sentences: whatever forbids the word "identical", and a new reference
   uint64_t records = 0, frames_verified = 0;
+  bool has_final_part =
+      false;  // of a job that ended by itself: what it left behind its last step, which is not looked at
 };
 // Steps up to last_step, of which the first is to be first_step. Checks every frame of the streams. Never throws for
 // damage that Run::open accepted.

@@ -97,6 +97,8 @@ class Comparison {
     coverage.level = value_of(reference_.depends_on, "level");
     coverage.frames_verified = run_.frames_verified;
     coverage.limits = run_.reference.not_seen;
+    if (run_.has_final_part)
+      coverage.limits.push_back("what the job left behind its last step: references end with that");
   }
 
   void compare_steps() {

@@ -98,7 +98,10 @@ TEST_CASE("what a job that ends by itself leaves behind its last step is no seco
   const MeasuredRun found = measured(run);
   INFO(found.lost.size() << (found.lost.empty() ? "" : found.lost[0]));
   CHECK(found.lost.empty());
-  CHECK(compared(training(), run).verdict.outcome == Outcome::identical);
+  const Verdict verdict = compared(training(), run).verdict;
+  CHECK(verdict.outcome == Outcome::identical);
+  CHECK(std::ranges::count(verdict.coverage.limits,
+                           "what the job left behind its last step: references end with that") == 1);
 }
 
 TEST_CASE("one value that differs in any group, in any step, is found at its step and rank") {
