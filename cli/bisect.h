@@ -37,6 +37,7 @@ struct BisectRequest {
   std::string folder;                  // DIR
   std::optional<int64_t> first, last;  // --steps
   std::string pattern, preset;
+  std::vector<std::string> only_read;  // folders of checkpoints that the commands do not save to
   std::optional<std::string> step_on;
   std::vector<std::string> script;  // --script; empty: the arms are compared
   Level level = Level::launch;      // the finest to go to

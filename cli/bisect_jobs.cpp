@@ -40,10 +40,11 @@ void clear_away(const std::string& run) {
 }
 
 // The arm's command from its start: what it saves does not go to the user's checkpoints.
-std::vector<std::string> command_from_start(const BisectArm& arm, const std::string& pattern, const std::string& run) {
+std::vector<std::string> command_from_start(const BisectArm& arm, const BisectRequest& request,
+                                            const std::string& run) {
   if (has_placeholder(arm.command)) {
     std::vector<Checkpoint> all;
-    if (!arm.checkpoints.empty()) all = find_checkpoints(arm.checkpoints, pattern);
+    if (!arm.checkpoints.empty()) all = find_checkpoints(arm.checkpoints, request.pattern);
     const auto broken = std::ranges::find_if(all, [](const Checkpoint& checkpoint) { return !checkpoint.whole; });
     const std::string why =
         broken == all.end() ? "" : fmt::format(" ({} is not whole: {})", broken->path, broken->why_not);
@@ -56,22 +57,19 @@ std::vector<std::string> command_from_start(const BisectArm& arm, const std::str
   CommandValues values;
   values.run = run;
   std::vector<std::string> command = fill_in(arm.command, values);
-  std::error_code ignored;
-  for (size_t i = 1; i < command.size() && !arm.checkpoints.empty(); ++i) {
-    const size_t equals = command[i].starts_with('-') ? command[i].find('=') : std::string::npos;
-    const size_t begin = equals == std::string::npos ? 0 : equals + 1;
-    const std::string path = command[i].substr(begin);
-    if (path.empty() || !fs::equivalent(path, arm.checkpoints, ignored)) continue;
-    fs::create_directory(run + ".checkpoint");
-    command[i].replace(begin, std::string::npos, run + ".checkpoint");
-  }
+  const std::string own = run + ".checkpoint";
+  const auto is_users = [&](const std::string& path) { return is_same_folder(path, arm.checkpoints); };
+  if (!arm.checkpoints.empty()) redirect(is_users, own, &command);
+  keep_users_checkpoints(request.pattern, request.only_read, own, &command);
+  if (std::any_of(command.begin(), command.end(), [&](const auto& word) { return word.ends_with(own); }))
+    fs::create_directory(own);
   return command;
 }
 
 JobResult run_from_start(const BisectArm& arm, const RecordingRequest& recording, const BisectRequest& request) {
   JobRequest job;
   job.recording = recording;
-  job.recording.command = command_from_start(arm, request.pattern, recording.run_directory);
+  job.recording.command = command_from_start(arm, request, recording.run_directory);
   job.stop_after = *recording.steps->last;
   job.patience = request.patience;
   job.show_output = request.show_output;
@@ -89,6 +87,7 @@ JobResult run_from_checkpoint(const BisectArm& arm, const RecordingRequest& reco
   replay.checkpoint_directory = arm.checkpoints;
   replay.checkpoint_pattern = request.pattern;
   replay.preset = request.preset;
+  replay.only_read = request.only_read;
   replay.first_step = *recording.steps->first;
   replay.last_step = *recording.steps->last;
   replay.start_at_most = from;
@@ -98,6 +97,15 @@ JobResult run_from_checkpoint(const BisectArm& arm, const RecordingRequest& reco
   const Replay done = replay_window(replay);
   if (done.checkpoint.step != from) {
     throw Error(fmt::format("{}: the checkpoint of {} steps was there, and is not any more.", arm.checkpoints, from));
+  }
+  // A job that died has more to say.
+  if (!done.opened_checkpoint && done.job.end != JobEnd::short_of && done.job.end != JobEnd::interrupted) {
+    throw Error(
+        fmt::format("bisect: the {} command was given the checkpoint of {} steps, and its job opened no file of it: it "
+                    "began anew.",
+                    arm.name, from),
+        fmt::format("Say where the command takes it: --{} 'CMD' with {{checkpoint}} or {{checkpoint_dir}} in a word.",
+                    arm.name));
   }
   return done.job;
 }

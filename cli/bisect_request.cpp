@@ -11,6 +11,7 @@
 #include "cli/machine.h"
 #include "cli/recording.h"
 #include "cli/recording_options.h"
+#include "cli/replay.h"
 #include "cli/terminal.h"
 #include "lib/run.h"
 
@@ -122,6 +123,20 @@ BisectArm read_arm(const Arguments& arguments, size_t position, const char* name
   return arm;
 }
 
+// Who names a folder of checkpoints wants windows to begin there, and not at the start without a word.
+void check_whole(const std::string& folder, const std::string& pattern) {
+  const std::vector<Checkpoint> all = find_checkpoints(folder, pattern);
+  if (std::any_of(all.begin(), all.end(), [](const Checkpoint& checkpoint) { return checkpoint.whole; })) return;
+  if (all.empty()) {
+    throw Error(
+        fmt::format("{}: nothing in it is named as a checkpoint {}.", folder,
+                    pattern.empty() ? "of a known framework" : fmt::format("by --checkpoint-pattern '{}'", pattern)),
+        "Say how its checkpoints are named, as in --checkpoint-pattern 'ckpt_{step}.pt', or leave --checkpoint out.");
+  }
+  throw Error(fmt::format("{}: no checkpoint in it is whole: {}: {}.", folder, all.front().path, all.front().why_not),
+              "Without --checkpoint each window begins at the start.");
+}
+
 void read_checkpoints(const Arguments& arguments, BisectRequest* request) {
   request->good.checkpoints = absolute(arguments.value("checkpoint").value_or(""));
   request->bad.checkpoints = absolute(arguments.value("bad-checkpoint").value_or(""));
@@ -132,8 +147,12 @@ void read_checkpoints(const Arguments& arguments, BisectRequest* request) {
     if (!arm->checkpoints.empty() && !fs::exists(arm->checkpoints))
       throw Error(fmt::format("{}: there is no such folder of checkpoints.", arm->checkpoints));
   }
-  if (request->bad.checkpoints.empty()) request->bad.checkpoints = request->good.checkpoints;
   request->pattern = arguments.value("checkpoint-pattern").value_or("");
+  for (const BisectArm* arm : {&request->good, &request->bad}) {
+    if (!arm->checkpoints.empty()) check_whole(arm->checkpoints, request->pattern);
+  }
+  if (request->bad.checkpoints.empty()) request->bad.checkpoints = request->good.checkpoints;
+  if (const auto folders = arguments.value("only-read")) request->only_read = parse_only_read(*folders);
   request->preset = arguments.value("preset").value_or("");
   const auto& known = presets();
   if (!request->preset.empty() && std::find(known.begin(), known.end(), request->preset) == known.end()) {
@@ -209,6 +228,7 @@ Json to_json(const BisectRequest& request) {
   json["last"] = request.last ? Json(*request.last) : Json();
   json["pattern"] = request.pattern;
   json["preset"] = request.preset;
+  json["only_read"] = request.only_read;
   json["step_on"] = request.step_on ? Json(*request.step_on) : Json();
   json["script"] = request.script;
   json["level"] = name(request.level);
@@ -228,6 +248,7 @@ BisectRequest bisect_request_from(const Json& json) {
     if (!json.at("last").is_null()) request.last = json["last"].get<int64_t>();
     json.at("pattern").get_to(request.pattern);
     json.at("preset").get_to(request.preset);
+    request.only_read = json.value("only_read", request.only_read);
     if (!json.at("step_on").is_null()) request.step_on = json["step_on"].get<std::string>();
     json.at("script").get_to(request.script);
     request.level = parse_level(json.at("level").get<std::string>(), "bisect");

@@ -148,8 +148,9 @@ Finished finish(const std::string& folder, const Manifest& before, const AttachR
   finished.recorded = finish_recording(as_recorded, before, {});
   Manifest manifest = read_manifest(folder);
   const bool one = attaching.first_step() == attaching.last_step();
-  manifest.notes.push_back(fmt::format("attached to a running job: {}", one ? fmt::format("step {}", attaching.first_step())
-      : fmt::format("steps {} to {}", attaching.first_step(), attaching.last_step())));
+  manifest.notes.push_back(kAttachedNote +
+                           (one ? fmt::format("step {}", attaching.first_step())
+                                : fmt::format("steps {} to {}", attaching.first_step(), attaching.last_step())));
   bool any_goes_on = false;
   for (const AttachOutcome& outcome : outcomes) {
     any_goes_on |= !outcome.ended;

@@ -36,8 +36,9 @@ void make_folder(const std::string& folder) {
 }
 
 void check_alone(const Arguments& arguments) {
-  for (const char* option : {"good", "bad", "checkpoint", "bad-checkpoint", "checkpoint-pattern", "preset", "steps",
-                             "script", "level", "tries", "deterministic", "step-on", "timeout", "show-output"}) {
+  for (const char* option :
+       {"good", "bad", "checkpoint", "bad-checkpoint", "checkpoint-pattern", "only-read", "preset", "steps", "script",
+        "level", "tries", "deterministic", "step-on", "timeout", "show-output"}) {
     if (arguments.has(option))
       throw UsageError(fmt::format("bisect: --resume goes without --{}: the log says it.", option));
   }
@@ -144,6 +145,8 @@ const Verb& bisect_verb() {
                   {"checkpoint", 0, "DIR", "the good arm's checkpoints (default: windows begin at the start)"},
                   {"bad-checkpoint", 0, "DIR", "the bad arm's own checkpoints, where it has any"},
                   {"checkpoint-pattern", 0, "P", "name of a checkpoint, for other layouts: 'ckpt_{step}.pt'"},
+                  {"only-read", 0, "DIR",
+                   "another folder of checkpoints that the command reads and does not save to (also DIR,DIR)"},
                   {"preset", 0, "NAME", "megatron, hf-trainer, dcp (torchtitan), lightning, deepspeed or minigpt"},
                   kStepsOption,
                   {"script", 0, "CMD", "says of {run} and {step} whether it is good"},

@@ -42,6 +42,7 @@ ReplayRequest request_from(const Arguments& arguments, const std::optional<Manif
   if (request.checkpoint_directory.empty())
     throw UsageError("replay: --checkpoint is missing.", "Name the folder with the checkpoints.");
   request.checkpoint_pattern = arguments.value("checkpoint-pattern").value_or("");
+  if (const auto folders = arguments.value("only-read")) request.only_read = parse_only_read(*folders);
   request.preset = read_preset(arguments);
   RecordingRequest& recording = request.recording;
   recording.command = arguments.command();
@@ -70,7 +71,7 @@ int report(const Arguments& arguments, const ReplayRequest& request, const Repla
   print_note(fmt::format("{}: {} replayed", request.recording.run_directory, cost_of(job.steps_run, job.seconds)));
   const auto against = arguments.value("against");
   if (!against) {
-    if (job.end == JobEnd::short_of) return kTrouble;
+    if (job.end == JobEnd::short_of || !replay.opened_checkpoint) return kTrouble;
     print_note(fmt::format("to compare: forkpoint diff --steps {}:{} RUN {}", request.first_step, request.last_step,
                            request.recording.run_directory));
     return 0;
@@ -120,6 +121,8 @@ const Verb& replay_verb() {
           "0 identical (without --against: recorded), 1 diverged, 2 trouble or incomparable.",
       .options = {{"checkpoint", 0, "DIR", "folder with the checkpoints"},
                   {"checkpoint-pattern", 0, "P", "name of a checkpoint, for other layouts: 'ckpt_{step}.pt'"},
+                  {"only-read", 0, "DIR",
+                   "another folder of checkpoints that the command reads and does not save to (also DIR,DIR)"},
                   {"preset", 0, "NAME", "megatron, hf-trainer, dcp (torchtitan), lightning, deepspeed or minigpt"},
                   kStepsOption,
                   {"against", 0, "RUN", "the run to compare with"},

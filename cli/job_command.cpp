@@ -111,33 +111,30 @@ size_t apply(const std::vector<PresetOption>& options, const CommandValues& valu
   return set;
 }
 
-bool is_same_folder(const std::string& text, const std::string& directory) {
-  std::error_code ignored;
-  return !text.empty() && (text == directory || fs::equivalent(text, directory, ignored));
-}
-
-size_t redirect(const CommandValues& values, Words* words) {
-  size_t redirected = 0;
-  if (values.user_directory.empty()) return 0;
-  for (size_t i = 1; i < words->size(); ++i) {
-    std::string& word = (*words)[i];
-    const size_t equals = word.find('=');  // "--dir=X", and "dir=X" as hydra takes it
-    const size_t begin = equals == std::string::npos ? 0 : equals + 1;
-    if (!is_same_folder(word.substr(begin), values.user_directory)) {
-      if (!is_same_folder(word, values.user_directory)) continue;
-      word = values.checkpoint_dir;  // a folder with '=' in its name
-      ++redirected;
-      continue;
-    }
-    word.replace(begin, std::string::npos, values.checkpoint_dir);
-    ++redirected;
-  }
-  return redirected;
-}
-
 constexpr char kPlaceholders[] = "{checkpoint}, {checkpoint_dir} and {step}";
 
 }  // namespace
+
+bool is_same_folder(const std::string& path, const std::string& folder) {
+  std::error_code ignored;
+  return !path.empty() && (path == folder || fs::equivalent(path, folder, ignored));
+}
+
+Words redirect(const std::function<bool(const std::string&)>& is_users, const std::string& own, Words* command) {
+  Words users;
+  for (size_t i = 1; i < command->size(); ++i) {
+    std::string& word = (*command)[i];
+    const size_t equals = word.find('=');  // "--dir=X", and "dir=X" as hydra takes it
+    const size_t value = equals == std::string::npos ? 0 : equals + 1;
+    for (const size_t begin : {value, size_t{0}}) {  // a folder may have '=' in its name
+      if (!is_users(word.substr(begin))) continue;
+      users.push_back(word.substr(begin));
+      word.replace(begin, std::string::npos, own);
+      break;
+    }
+  }
+  return users;
+}
 
 Words fill_in(const Words& command, const CommandValues& values) {
   Words filled;
@@ -207,7 +204,8 @@ Words resuming(const Words& command, const std::string& preset, const CommandVal
   if (told == 0) {
     if (const Preset* known = find_preset(preset)) told += apply(known->resume, values, &words);
   }
-  told += redirect(values, &words);
+  const auto is_users = [&](const std::string& path) { return is_same_folder(path, values.user_directory); };
+  if (!values.user_directory.empty()) told += redirect(is_users, values.checkpoint_dir, &words).size();
   if (told > 0) return words;
   throw UsageError(fmt::format("nothing in the command says where its checkpoint is: it would begin anew{}.",
                                is_shell_line(command) ? " (nothing can be added to a shell's line)" : ""),

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -34,6 +35,10 @@ std::string preset_of_program(const std::vector<std::string>& command);
 // values.checkpoint_dir. Throws UsageError when the job would not learn what to load.
 std::vector<std::string> resuming(const std::vector<std::string>& command, const std::string& preset,
                                   const CommandValues& values);
+// Every argument (of `NAME=X`, X) for which `is_users` holds becomes `own`. Gives what they were.
+std::vector<std::string> redirect(const std::function<bool(const std::string&)>& is_users, const std::string& own,
+                                  std::vector<std::string>* command);
+bool is_same_folder(const std::string& path, const std::string& folder);  // false where a path is not there
 // The command that saves a checkpoint behind values.step steps into values.checkpoint_dir. Throws UsageError as well.
 std::vector<std::string> saving(const std::vector<std::string>& command, const std::string& preset,
                                 const CommandValues& values);

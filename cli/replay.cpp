@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 
+#include "cli/checkpoint_reads.h"
 #include "cli/checkpoint_view.h"
 #include "cli/job_command.h"
 #include "cli/machine.h"
@@ -50,6 +52,23 @@ void make_parent(const std::string& path) {
   if (error) throw Error(fmt::format("{}: cannot be made: {}.", parent.string(), error.message()));
 }
 
+// What ran on another machine may have opened it there, unseen.
+bool ran_here(const std::string& run_directory) {
+  const Run run = Run::open(run_directory);
+  return std::all_of(run.streams().begin(), run.streams().end(),
+                     [](const auto& stream) { return stream->header().host == host_name(); });
+}
+
+void note_unopened(const std::string& run_directory, const Checkpoint& checkpoint) {
+  Manifest manifest = read_manifest(run_directory);
+  manifest.notes.emplace_back(kUnopenedCheckpoint);
+  write_manifest(run_directory, manifest);
+  print_warning(
+      fmt::format("the job opened no file of its copy of {}: it began anew, and its steps are not those of the "
+                  "checkpoint. Say where the command takes it: {{checkpoint}} or {{checkpoint_dir}} in a word.",
+                  checkpoint.path));
+}
+
 std::string in_words(const std::vector<std::string>& values) { return fmt::format("{}", fmt::join(values, ", ")); }
 
 }  // namespace
@@ -72,6 +91,33 @@ Checkpoint choose_checkpoint(const std::string& directory, const std::string& pa
           : fmt::format("Those that are there are of {} steps: replay from one of these on.", in_words(later)));
 }
 
+void keep_users_checkpoints(const std::string& pattern, const std::vector<std::string>& only_read,
+                            const std::string& own, std::vector<std::string>* command) {
+  const auto is_users = [&](const std::string& path) {
+    const auto is_it = [&](const std::string& folder) { return is_same_folder(path, folder); };
+    if (path.empty() || is_it(own) || std::any_of(only_read.begin(), only_read.end(), is_it)) return false;
+    return holds_checkpoints(path, pattern);
+  };
+  for (const std::string& folder : redirect(is_users, own, command)) {
+    print_note(
+        fmt::format("{} holds checkpoints: the job gets {} in its place, so that it saves nothing there (if it reads "
+                    "from it: --only-read {})",
+                    folder, own, folder));
+  }
+}
+
+std::vector<std::string> parse_only_read(const std::string& text) {
+  std::vector<std::string> folders;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    folders.push_back(fs::absolute(text.substr(begin, end - begin)).lexically_normal().string());
+    if (!fs::is_directory(folders.back()))
+      throw UsageError(fmt::format("--only-read: {}: there is no such folder.", text.substr(begin, end - begin)));
+    begin = end + 1;
+  }
+  return folders;
+}
+
 Replay replay_window(const ReplayRequest& wanted) {
   Replay replay;
   replay.checkpoint = choose_checkpoint(wanted.checkpoint_directory, wanted.checkpoint_pattern,
@@ -84,6 +130,7 @@ Replay replay_window(const ReplayRequest& wanted) {
   make_parent(job.recording.run_directory);
   const CheckpointView view(replay.checkpoint, job.recording.run_directory + ".checkpoint");
   job.recording.command = command_for(wanted, replay.checkpoint, values_of(wanted, replay.checkpoint, view));
+  keep_users_checkpoints(wanted.checkpoint_pattern, wanted.only_read, view.directory(), &job.recording.command);
   job.recording.steps = StepRange{wanted.first_step, wanted.last_step};
   job.recording.first_step = replay.checkpoint.step;
   job.recording.notes.push_back(fmt::format("replayed from {} ({} steps done)",
@@ -93,8 +140,14 @@ Replay replay_window(const ReplayRequest& wanted) {
   print_note(fmt::format("steps {} to {} from {} ({}, step {}): {}", wanted.first_step, wanted.last_step,
                          replay.checkpoint.path, replay.checkpoint.kind, replay.checkpoint.step,
                          shell_words(job.recording.command)));
+  const CheckpointReads reads(view.checkpoint());
   replay.job = run_job(job);
   report_job(job, replay.job);
+  const bool unopened = reads.opened() == Opened::no;
+  if (unopened && replay.job.recorded.ranks > 0 && ran_here(job.recording.run_directory)) {
+    replay.opened_checkpoint = false;
+    note_unopened(job.recording.run_directory, replay.checkpoint);
+  }
   for (const std::string& path : view.changed()) {
     print_warning(
         fmt::format("{} was changed while the job ran: by the job through a link, or by somebody else.", path));
@@ -129,13 +182,20 @@ Verdict compare_window(const std::string& against, const ReplayRequest& request,
 
 void compare_commands(const Manifest& against, const ReplayRequest& request) {
   const std::vector<std::string>& now = request.recording.command;
+  const bool is_of_rank = std::any_of(against.notes.begin(), against.notes.end(), [](const std::string& note) {
+    return note.starts_with(kAttachedNote);  // its launcher is not known
+  });
+  std::multiset<std::string> known(now.begin(), now.end());
   std::vector<std::string> missing;
   for (const std::string& word : against.command) {
-    if (std::find(now.begin(), now.end(), word) == now.end()) missing.push_back(word);
+    const auto found = known.find(word);
+    if (found == known.end())
+      missing.push_back(word);
+    else
+      known.erase(found);
   }
-  if (against.names_masked || against.command.empty() || missing.empty()) return;
-  print_warning(
-      fmt::format("the command is not the one that --against was recorded with; it lacks: {}", shell_words(missing)));
+  if (against.names_masked || is_of_rank || missing.empty()) return;
+  print_note(fmt::format("--against was recorded with more in its command: {}", shell_words(missing)));
 }
 
 }  // namespace forkpoint

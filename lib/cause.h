@@ -41,6 +41,7 @@ struct CauseFacts {
   // Its op instance.
   std::vector<std::string> inputs_agree, inputs_differ, inputs_one_sided;
   uint64_t inputs_nonfinite_b = 0;
+  bool passed_on_a = false, passed_on_b = false;  // the output is, in that run, an input that agrees
   std::string last_seen;           // where the value of an input, or a gradient, was last recorded, and agreed
   bool step_inputs_agree = false;  // batch and parameters of this step were recorded and agree
   bool gradients_recorded = false; // and agree, on this rank in this step

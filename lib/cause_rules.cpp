@@ -332,7 +332,9 @@ void decide_state_or_input(const CauseFacts& facts, Cause* cause) {
                         "changed unobserved between there and its use",
                         facts.last_seen));
   Classes classes = {"overwritten_input", "stream_race", "hardware_or_sporadic"};
-  if (facts.last_seen.empty()) classes.push_back("nondeterministic_op");
+  if (facts.last_seen.empty()) {  // whatever made it
+    classes.insert(classes.end(), {"nondeterministic_op", "precision_or_formula", "algorithm_choice"});
+  }
   if (facts.everyone && facts.world_size > 1) drop(&classes, "hardware_or_sporadic");
   if (!facts.equals_other.empty()) {
     cause->evidence.push_back(
@@ -357,6 +359,14 @@ void decide_op(const CauseFacts& facts, Cause* cause) {
     put_first(&classes, "reduction_order");
     drop(&classes, "hardware_or_sporadic");
     return decide(cause, "nondeterministic_op", classes);
+  }
+  if (inputs_known && facts.site.role == Role::output && facts.passed_on_a != facts.passed_on_b) {
+    cause->evidence.push_back(
+        fmt::format("in run {} its output is its input, in run {} it is not: it does nothing there, as in model.eval() "
+                    "or with a probability "
+                    "of 0, or something else stands in its place",
+                    facts.passed_on_a ? 'A' : 'B', facts.passed_on_a ? 'B' : 'A'));
+    return decide(cause, "structure", {"structure", "hyperparameter"});
   }
   // What the environment explains differs everywhere and from the start.
   const bool everywhere = facts.everyone || facts.world_size == 1;

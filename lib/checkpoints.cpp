@@ -206,6 +206,16 @@ std::vector<Checkpoint> find_checkpoints(const std::string& directory, const std
   return result;
 }
 
+bool holds_checkpoints(const std::string& directory, const std::string& pattern) {
+  std::error_code error;
+  fs::directory_iterator entry(directory, error);
+  for (const fs::directory_iterator end; !error && entry != end; entry.increment(error)) {
+    Found found;
+    if (name_it(entry->path().string(), pattern, &found)) return true;
+  }
+  return false;
+}
+
 std::optional<Checkpoint> newest_checkpoint(const std::vector<Checkpoint>& checkpoints, int64_t at_most) {
   std::optional<Checkpoint> newest;
   for (const Checkpoint& checkpoint : checkpoints) {

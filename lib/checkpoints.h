@@ -28,6 +28,10 @@ struct Checkpoint {
 // pattern has no `{step}`.
 std::vector<Checkpoint> find_checkpoints(const std::string& directory, const std::string& pattern = {});
 
+// Whether something in `directory` itself is named as a checkpoint of find_checkpoints is, whole or not. false where it
+// cannot be read.
+bool holds_checkpoints(const std::string& directory, const std::string& pattern = {});
+
 // The newest whole one with step <= `at_most`. Nothing: there is none.
 std::optional<Checkpoint> newest_checkpoint(const std::vector<Checkpoint>& checkpoints, int64_t at_most);
 

@@ -188,9 +188,26 @@ Verdict masked_in_one(char run) {
   return verdict;
 }
 
+bool began_anew(const Run& run) {
+  const auto& notes = run.manifest().notes;
+  return std::find(notes.begin(), notes.end(), kUnopenedCheckpoint) != notes.end();
+}
+
+Verdict not_resumed(char run) {
+  Verdict verdict;
+  verdict.cause.cls.clear();
+  verdict.reason =
+      fmt::format("run {} is a replay, and {}: it began anew, so its steps are not those that they are numbered as",
+                  run, kUnopenedCheckpoint);
+  return verdict;
+}
+
 }  // namespace
 
 Verdict diff(const Run& a, const Run& b, const DiffOptions& options) {
+  for (const Run* run : {&a, &b}) {
+    if (began_anew(*run) && !options.is_resume) return not_resumed(run == &a ? 'A' : 'B');
+  }
   if (a.manifest().names_masked != b.manifest().names_masked) return masked_in_one(a.manifest().names_masked ? 'A' : 'B');
   const Alignment alignment = align(a, b, options);
   if (alignment.other_world) return diff_other_world(a, b, alignment, options);

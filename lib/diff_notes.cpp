@@ -29,6 +29,24 @@ void compare_facts(const Facts& a, const Facts& b, const std::string& what, std:
   }
 }
 
+bool is_attached(const Run& run) {
+  const auto& notes = run.manifest().notes;
+  return std::any_of(notes.begin(), notes.end(),
+                     [](const std::string& note) { return note.starts_with(kAttachedNote); });
+}
+
+// Of one run a rank's variables, of the other those that its launcher was given: what only the rank has, a launcher may
+// have set in both.
+void compare_environments(const Run& a, const Run& b, std::vector<std::string>* out) {
+  Facts left = a.manifest().environment, right = b.manifest().environment;
+  const auto drop_unknown = [](Facts* of_rank, const Facts& of_launcher) {
+    std::erase_if(*of_rank, [&](const auto& variable) { return !of_launcher.contains(variable.first); });
+  };
+  if (is_attached(a) && !is_attached(b)) drop_unknown(&left, right);
+  if (is_attached(b) && !is_attached(a)) drop_unknown(&right, left);
+  compare_facts(left, right, "", out);
+}
+
 bool is_coordinate(const std::string& fact) {
   if (fact == kFirstBegunFact) return true;  // of its own run
   return (fact.size() > 5 && (fact.ends_with("_rank") || fact.ends_with("_size"))) || fact.starts_with("process group ");
@@ -105,7 +123,7 @@ std::string layouts_text(const HashStreamReader& stream, const std::vector<uint3
 
 std::vector<std::string> environment_differences(const Run& a, const Run& b) {
   std::vector<std::string> out;
-  compare_facts(a.manifest().environment, b.manifest().environment, "", &out);
+  compare_environments(a, b, &out);
   compare_facts(versions_of(a), versions_of(b), "version of ", &out);
   const auto knobs = [](const Run& run) {
     const std::string names = knobs_in_force(run.manifest());
@@ -240,11 +258,12 @@ RelaidNotes relaid_notes(const Scan& scan, const Alignment& alignment, Joins* jo
     const RankPair& pair = alignment.ranks[calls.pair];
     const Site& site = joins->of(calls.pair).site(calls.site);
     const size_t count = std::max(calls.layouts_a.size(), calls.layouts_b.size());
+    const std::string left = layouts_text(*pair.a, calls.layouts_a), right = layouts_text(*pair.b, calls.layouts_b);
     const std::string text =
-        fmt::format("{} of step {} {} the same elements in another layout: {} of {} in run A and of {} in run B",
-                    counted(count, "collective"), calls.step, count == 1 ? "carries" : "carry",
+        fmt::format("{} of step {} {} the same elements in another {}: {} of {}", counted(count, "collective"),
+                    calls.step, count == 1 ? "carries" : "carry", left == right ? "order" : "layout",
                     site.layer.empty() ? site.op : fmt::format("{} in {}", site.op, site.layer),
-                    layouts_text(*pair.a, calls.layouts_a), layouts_text(*pair.b, calls.layouts_b));
+                    left == right ? left : fmt::format("{} in run A and of {} in run B", left, right));
     Entry& entry = entries[{calls.step, text}];
     entry.place = fmt::format("{} of step {}", site.op, calls.step);
     entry.ranks.insert(pair.rank);

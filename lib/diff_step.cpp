@@ -360,6 +360,9 @@ OpInputs inputs_of(const StreamJoin& join, const StepColumns& a, const StepColum
     auto& names = !view.matched(i) ? out.one_sided : view.differs(i) ? out.differ : out.agree;
     names.push_back(view.site(i).tensor);
     if (view.matched(i)) out.nonfinite_b += b.nonfinite[view.partner(i)];
+    if (!view.matched(i) || view.differs(i) || a.digest[i] == Digest{}) continue;
+    out.passed_on_a |= a.digest[i] == difference.digest_a;
+    out.passed_on_b |= a.digest[i] == difference.digest_b;
   }
   for (const uint32_t j : view.only_b()) {
     const Site& site = join.site(join.site_of_b(b.site[j]));

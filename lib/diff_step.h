@@ -65,6 +65,7 @@ RankStep analyse_step(const StreamJoin& join, const StepColumns& a, const StepCo
 struct OpInputs {
   std::vector<std::string> agree, differ, one_sided;  // tensor names
   uint64_t nonfinite_b = 0;                           // over the inputs in run B
+  bool passed_on_a = false, passed_on_b = false;      // what differs is, in that run, an input that agrees
 };
 OpInputs inputs_of(const StreamJoin& join, const StepColumns& a, const StepColumns& b, const StepPair& step,
                    const Difference& difference, MatchScratch* scratch);

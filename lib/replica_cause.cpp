@@ -85,6 +85,23 @@ class Evidence {
     return out;
   }
 
+  // As a layer took it in this step's forward: it had come apart before anything of the step updated it.
+  bool differed_when_used() const {
+    if (site_.role != Role::parameter) return false;
+    const auto used = alike([&](const Site& other) {
+      return other.phase == Phase::forward && other.role == Role::input && other.kind == Kind::tensor &&
+             other.layer == site_.layer && other.tensor == site_.tensor;
+    });
+    return !used.differ.empty();
+  }
+
+  // The step before was recorded, and compared.
+  bool step_before_known() const {
+    return std::any_of(scan_.steps.begin(), scan_.steps.end(), [&](const RunStep& step) {
+      return step.step != kPrologueStep && step.step + 1 == scan_.steps[found_.step].step;
+    });
+  }
+
   // Outliers that still hold what they held at the end of the step before.
   std::vector<int> stale() const {
     std::vector<int> ranks;
@@ -190,6 +207,18 @@ void decide_loaded(bool resumed, const std::string& step, Cause* cause) {
 // An updated parameter or its state, or a buffer.
 void decide_state(const Evidence& evidence, bool one_word, Cause* cause) {
   const Site& site = evidence.site();
+  if (evidence.differed_when_used()) {
+    cause->cls = "overwritten_input";
+    cause->class_candidates = {"overwritten_input", "missing_sync", "stream_race"};
+    if (one_word) cause->class_candidates.push_back("hardware_or_sporadic");
+    cause->evidence.push_back(
+        evidence.step_before_known()
+            ? "its layer took other values on these ranks in this step's forward already, and they were the same at "
+              "the end of "
+              "the step before: it was written to in between"
+            : "its layer took other values on these ranks in this step's forward already: the update did not do it");
+    return;
+  }
   const std::string parameter = parameter_of(site);
   const auto gradients = evidence.alike([&](const Site& other) {
     const bool reduced = other.kind == Kind::collective && other.role == Role::output && leaves_replicas(other.op);
@@ -237,7 +266,21 @@ void decide_gradient(const Evidence& evidence, Cause* cause) {
     cause->evidence.push_back(
         "its reduction left the same on these ranks: it was written to between there and the optimizer");
   } else if (!reduced.recorded) {
-    cause->evidence.push_back("the optimizer is given another gradient on each, and no collective of it was recorded");
+    // Messages of a bucket name no parameter: what they brought is alike, and this gradient may not have been in any.
+    const auto messages = evidence.alike([](const Site& other) {
+      return other.kind == Kind::collective && other.role == Role::output && leaves_replicas(other.op);
+    });
+    cause->class_candidates = {"missing_sync", "overwritten_input"};
+    if (messages.recorded && messages.differ.empty()) {
+      cause->cls = "unknown", cause->class_candidates = {"overwritten_input", "missing_sync", "stream_race"};
+      cause->evidence.push_back(
+          "the optimizer is given another gradient on each, though every reduction of the step left the same on these "
+          "ranks: it "
+          "was written to behind them, or was in none of them");
+    } else {
+      cause->evidence.push_back(
+          "the optimizer is given another gradient on each, and no collective of it was recorded");
+    }
   }
 }
 
@@ -259,7 +302,9 @@ Divergence replica_divergence(const Run& run, const Disagreement& found, const R
   }
   at.micro_step = std::max(0, left->micro_step);
   at.rank = majority ? outliers[0] : -1;
-  at.phase = site.phase, at.layer = site.layer, at.op = site.op, at.tensor = site.tensor, at.kind = site.kind;
+  const bool used = Evidence(run, found, scan, sites).differed_when_used();
+  at.phase = used ? Phase::forward : site.phase, at.layer = site.layer, at.op = site.op, at.tensor = site.tensor,
+  at.kind = site.kind;
   const Layout& layout = run.streams()[left->stream]->layouts()[left->layout];
   const auto text = [&](const ReplicaPiece& piece) {
     if (site.kind == Kind::scalar) return fmt::format("{} (rank {})", scalar_value(piece.digest), piece.rank);

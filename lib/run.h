@@ -51,6 +51,12 @@ struct Manifest {
   std::string unknown_fields;                      // a JSON object: what this version does not know
 };
 
+// A note of `attach`, whose manifest holds the environment of a rank; that of `record`, the one that the command was
+// given, before a launcher such as torchrun set more for its ranks.
+inline constexpr char kAttachedNote[] = "attached to a running job: ";
+// A note of a replay whose job began anew: its steps are not those that they were numbered as.
+inline constexpr char kUnopenedCheckpoint[] = "its job opened no file of the checkpoint that it was given";
+
 // Throws Error with file, what was found and what to do.
 Manifest read_manifest(const std::string& run_directory);
 // Written to a temporary file and renamed, so that a reader sees the old or the new one.

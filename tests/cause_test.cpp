@@ -80,6 +80,23 @@ TEST_CASE("a random op keeps its generator among the candidates") {
   CHECK(decide_cause(facts).class_candidates.at(0) == "rng_state");
 }
 
+TEST_CASE("what gives its input on in one run alone is switched off there, and no op that does not repeat") {
+  CauseFacts facts = op_facts();
+  facts.passed_on_a = facts.passed_on_b = true;
+  CHECK(decide_cause(facts).cls == "nondeterministic_op");
+  facts.passed_on_a = false;
+  const Cause cause = decide_cause(facts);
+  CHECK(cause.cls == "structure");
+  CHECK(holds(cause.evidence, "in run B its output is its input"));
+}
+
+TEST_CASE("an input of which nobody saw what made it may be another formula's") {
+  CauseFacts facts = facts_of(Phase::forward, Role::input, "fc2", "input");
+  CHECK(holds(decide_cause(facts).class_candidates, "precision_or_formula"));
+  facts.last_seen = "step 7, forward, fc1: output";
+  CHECK_FALSE(holds(decide_cause(facts).class_candidates, "precision_or_formula"));
+}
+
 TEST_CASE("an op whose inputs were not recorded is not called nondeterministic on that alone") {
   CauseFacts facts = op_facts();
   facts.inputs_agree.clear();

@@ -521,6 +521,19 @@ TEST_CASE("another environment is always told, and is the cause only where it ex
   CHECK(later.cause.class_candidates.at(0) == "algorithm_choice");
 }
 
+TEST_CASE("what a launcher sets for its ranks is no other environment where only the attached run shows it") {
+  for (const bool attached : {false, true}) {
+    Pair pair({}, {});
+    pair.b.manifest().environment["OMP_NUM_THREADS"] = "1";
+    pair.a.manifest().environment["NCCL_ALGO"] = "Ring";
+    if (attached) pair.b.manifest().notes.push_back(std::string(kAttachedNote) + "steps 0 to 3");
+    const Verdict v = pair.diff();
+    INFO(dump(v));
+    CHECK(holds(v.notes, "environment: OMP_NUM_THREADS") != attached);
+    CHECK(holds(v.notes, "environment: NCCL_ALGO: Ring in run A, (not set) in run B"));
+  }
+}
+
 TEST_CASE("masked names on one side cannot be matched, and that is what is said") {
   Pair pair({}, {});
   pair.b.manifest().names_masked = true;

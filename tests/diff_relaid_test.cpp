@@ -221,7 +221,7 @@ TEST_CASE("messages of the same sizes count as laid out anew only where one run 
   const Verdict v = diff_resumed(job, 2, false);
   INFO(dump(v));
   CHECK(v.outcome == Outcome::identical);
-  CHECK(holds(v.notes, "2 collectives of step 2 carry the same elements in another layout"));
+  CHECK(holds(v.notes, "2 collectives of step 2 carry the same elements in another order"));
   for (const int64_t step : {0, 1}) {  // both begin at step 0
     later.relaid_step = step;
     const Verdict found = diff_jobs(job, later);
@@ -237,7 +237,7 @@ TEST_CASE("the one message of a small model may hold its gradients in another or
   const Verdict v = diff_resumed(job, 2, false);
   INFO(dump(v));
   CHECK(v.outcome == Outcome::identical);
-  CHECK(holds(v.notes, "1 collective of step 2 carries the same elements in another layout"));
+  CHECK(holds(v.notes, "1 collective of step 2 carries the same elements in another order"));
 }
 
 TEST_CASE("with a static graph a resumed process's second step is as the first, and no later one") {
@@ -248,7 +248,7 @@ TEST_CASE("with a static graph a resumed process's second step is as the first, 
   const Verdict v = diff_resumed(job, 2, false);
   INFO(dump(v));
   CHECK(v.outcome == Outcome::identical);
-  CHECK(holds(v.notes, "1 collective of step 3 carries the same elements in another layout"));
+  CHECK(holds(v.notes, "1 collective of step 3 carries the same elements in another order"));
   job.relaid_steps = 3;
   const Verdict found = diff_resumed(job, 2, false);
   INFO(dump(found));

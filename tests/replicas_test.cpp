@@ -156,6 +156,51 @@ TEST_CASE("a parameter that changes after a good update is no missing sync") {
   CHECK(first_of(verdict).pointing.has_value());
 }
 
+TEST_CASE("a weight that a layer took with other values on one rank was written to before the update, not by it") {
+  for (const bool written : {false, true}) {
+    RunBuilder run(3, Level::layer);
+    for (int rank = 0; rank < 3; ++rank) {
+      RankBuilder& at = run.rank(rank);
+      for (uint64_t step = 0; step < 3; ++step) {
+        const bool other = step == 2 && rank == 1;
+        at.step(static_cast<int64_t>(step)).at(Phase::forward, "fc");
+        at.add(Role::input, "weight", value(other && written ? 900 : step == 0 ? 1 : 600 + step - 1));
+        at.at(Phase::optimizer, "fc").add(Role::gradient, "weight.grad", value(300 + step));
+        at.add(Role::parameter, "weight", value(other ? 901 : 600 + step));
+      }
+    }
+    const Verdict v = replicas_of(run);
+    INFO(dump(v));
+    CHECK(v.outcome == Outcome::diverged);
+    CHECK(is_at(first_of(v), 2, 1, written ? Phase::forward : Phase::optimizer, "fc", "weight"));
+    CHECK(v.cause.cls == (written ? "overwritten_input" : "nondeterministic_op"));
+    if (written) CHECK(holds(v.cause.evidence, "they were the same at the end of the step before"));
+  }
+}
+
+TEST_CASE("a gradient that differs behind reductions of buckets that left the same is no missing sync for certain") {
+  for (const bool recorded : {false, true}) {
+    RunBuilder run(3, Level::layer);
+    for (int rank = 0; rank < 3; ++rank) {
+      RankBuilder& at = run.rank(rank);
+      for (uint64_t step = 0; step < 3; ++step) {
+        at.step(static_cast<int64_t>(step));
+        if (recorded) at.collective("all_reduce", "", "world", {0, 1, 2}).output("output", value(200 + step));
+        at.at(Phase::optimizer, "fc")
+            .add(Role::gradient, "weight.grad", value(step == 2 && rank == 1 ? 900 : 300 + step));
+        at.add(Role::parameter, "weight", value(step == 2 && rank == 1 ? 901 : 600 + step));
+      }
+    }
+    const Verdict v = replicas_of(run);
+    INFO(dump(v));
+    CHECK(is_at(first_of(v), 2, 1, Phase::optimizer, "fc", "weight.grad"));
+    CHECK(v.cause.cls == (recorded ? "unknown" : "missing_sync"));
+    const auto& classes = v.cause.class_candidates;
+    CHECK(std::count(classes.begin(), classes.end(), "overwritten_input") == 1);
+    CHECK(std::count(classes.begin(), classes.end(), "missing_sync") == 1);
+  }
+}
+
 TEST_CASE("another learning rate on one rank is a hyperparameter") {
   const Verdict verdict =
       replicas_of(SmallTraining{.hook = fault({.step = 2, .rank = 1, .phase = Phase::optimizer, .tensor = "lr"})});

@@ -38,7 +38,7 @@ _forkpoint() {
       mapfile -t COMPREPLY < <(compgen -d -- "$current")
       return
       ;;
-    --checkpoint | --bad-checkpoint)
+    --checkpoint | --bad-checkpoint | --only-read)
       mapfile -t COMPREPLY < <(compgen -d -- "$current")
       return
       ;;
@@ -67,8 +67,8 @@ _forkpoint() {
   case $verb in
     record) options="--output --level --steps --ranks --every --max-size --mask-names --first-step --deterministic --step-on --ops --watch --on-trigger --deepen-steps --inputs --launch --retry --keep-allocators --save-operands --certify --help --" ;;
     diff) options="--steps --ranks --json --replicas --html --full-scan --no-verify --help" ;;
-    replay) options="--checkpoint --checkpoint-pattern --preset --steps --against --output --level --ops --ranks --deterministic --step-on --inputs --timeout --show-output --json --help --" ;;
-    bisect) options="--good --bad --checkpoint --bad-checkpoint --checkpoint-pattern --preset --steps --script --level --tries --output --log --resume --deterministic --step-on --timeout --show-output --json --help" ;;
+    replay) options="--checkpoint --checkpoint-pattern --only-read --preset --steps --against --output --level --ops --ranks --deterministic --step-on --inputs --timeout --show-output --json --help --" ;;
+    bisect) options="--good --bad --checkpoint --bad-checkpoint --checkpoint-pattern --only-read --preset --steps --script --level --tries --output --log --resume --deterministic --step-on --timeout --show-output --json --help" ;;
     resume) options="--checkpoint-at --steps --save-args --resume-args --preset --checkpoint-pattern --output --level --deterministic --step-on --timeout --show-output --json --help --" ;;
     check) options="--reference --steps --first-step --update --junit --summary --output --deterministic --step-on --timeout --show-output --help --" ;;
     price) options="--deterministic --steps --rounds --skip-alone --output --html --step-on --timeout --show-output --json --help --" ;;

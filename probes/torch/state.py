@@ -3,7 +3,6 @@ import functools
 import itertools
 import random
 import sys
-import types
 import weakref
 from array import array
 
@@ -15,6 +14,7 @@ from . import _native as native
 from . import backward, names
 from .made import Numbers, collecting, unless_at_the_end
 from .names import GRADIENT, LOAD, OPTIMIZER, OPTIMIZER_STATE, OTHER, PARAMETER, RNG, SCALAR, STATE, Many, join, put
+from .values import record_value
 
 optimizers = {}    # id -> Made, in the order in which they were made
 in_use = set()     # serial numbers of optimizers, but of those that went with the last reference to them
@@ -24,6 +24,7 @@ on_generators = []  # functions called with the frame of the generators, when th
 find_parts = []    # functions(module, {id of a parameter: what is added to its name}) of parallel.py and megatron.py
 find_copies = None  # function() of megatron.py: which layer the copies of parameters belong to that an optimizer updates
 _frames = {}
+_switched = set()  # names of switches that were noted
 _numbers = Numbers()
 _serials = itertools.count(1)
 on_freed = []      # functions called with the serial number of an optimizer that went so
@@ -300,44 +301,23 @@ def record_scalars(optimizer):
     for g, group in enumerate(optimizer.param_groups):
         prefix = "%sgroup%d." % (label, g) if several else label
         for key, value in group.items():
-            if key != "params":
-                _record_value(where, SCALAR, prefix + key, value)
+            if key in _SWITCHES:
+                _note_switch(prefix + key, value)
+            elif key != "params":
+                record_value(where, SCALAR, prefix + key, value)
     found = getattr(optimizer, "found_inf", None)  # of a fused optimizer under a GradScaler: it skips by itself
     if isinstance(found, Tensor):
         put(where, SCALAR, label + "found_inf", found)
 
 
-def _record_value(where, role, name, value):
-    if isinstance(value, Tensor):
-        put(where, role, name, value)
-    elif isinstance(value, (int, float)):
-        if isinstance(value, int) and abs(value) > 2**53:  # as a float it would be its neighbours too
-            native.state(where, role, name, str(int(value)).encode())
-        else:
-            native.scalar(where, role, name, float(value))
-    elif isinstance(value, (tuple, list, dict)):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, item in items:
-            _record_value(where, role, join(name, key), item)
-    elif value is not None:
-        _record_other(where, role, name, value)
+# By which kernels an optimizer does what it does: no numbers of the training. Where they change its results, these differ.
+_SWITCHES = {"foreach", "fused", "capturable", "differentiable"}
 
 
-def _record_other(where, role, name, value):
-    """What is neither a tensor nor a number: by the text or the bytes that it stands for."""
-    numpy = sys.modules.get("numpy")
-    if isinstance(value, (str, complex, torch.dtype, torch.device)):
-        native.state(where, role, name, str(value).encode(errors="surrogatepass"))
-    elif isinstance(value, (bytes, bytearray)):
-        native.state(where, role, name, value)
-    elif numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)) and not value.dtype.hasobject:
-        native.state(where, role, name, repr((value.shape, value.dtype.str)).encode() + value.tobytes())
-    elif isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type)):
-        pass
-    elif role == OPTIMIZER_STATE:
-        names.unread(value, role)
-    else:
-        names.limit_once("values of this type in an optimizer's groups are not looked into", type(value).__name__)
+def _note_switch(name, value):
+    if value is not None and name not in _switched:
+        _switched.add(name)
+        native.fact("torch.optim %s" % name, str(bool(value)))
 
 
 def record_gradients_of(parameters):
@@ -387,10 +367,10 @@ def add_state(many, optimizer, phase, layers, flags=0):
                     held.append((join(name, key), value, box))
                 else:
                     many.flush()
-                    _record_value(where, OPTIMIZER_STATE, join(name, key), value)
+                    record_value(where, OPTIMIZER_STATE, join(name, key), value)
         for name, value, box in held:
             many.add(where, OPTIMIZER_STATE, name, value, box)
     many.flush()
     for key, value in states.items():
         if not isinstance(key, Tensor):  # of no parameter
-            _record_value(frame(phase, "", flags), OPTIMIZER_STATE, "%sstate.%s" % (label_of(optimizer), key), value)
+            record_value(frame(phase, "", flags), OPTIMIZER_STATE, "%sstate.%s" % (label_of(optimizer), key), value)

@@ -160,6 +160,10 @@ TEST_CASE("what cannot be meant is refused before anything is run") {
   refused({"none", "none"}, "none");
   refused({"--good", "true", "--bad", "A=1", "--steps", "0:3"}, "no command");
   refused({"--good", "true", "--bad", "true", "--steps", "0:3", "--bad-checkpoint", folder.path()}, "--checkpoint");
+  fs::create_directory(folder / "unknown");
+  std::ofstream(folder / "unknown/model_8.pt") << "data";
+  refused({"--good", "true", "--bad", "true", "--steps", "0:3", "--checkpoint", folder / "unknown"},
+          "nothing in it is named as a checkpoint");
   refused({"--good", "t {checkpoint}", "--bad", "true", "--steps", "0:3"}, "given a checkpoint");
   refused({"--resume", "--steps", "0:3"}, "goes without --steps");
   refused({"--resume"}, "bisect.jsonl");

@@ -113,6 +113,22 @@ TEST_CASE(
   CHECK(result.err.find("about") != std::string::npos);          // how long it will take, before the first window
 }
 
+TEST_CASE("commands that name their own checkpoints as recorded do not write them again") {
+  const TemporaryFolder folder;
+  const auto recorded = [&](const std::string& name, const Words& more) {
+    Trained::record(
+        folder / name,
+        words({"--steps", "8", "--checkpoint-every", "2", "--checkpoint-dir", folder / (name + "-ckpts")}, more));
+  };
+  recorded("good", {});
+  recorded("bad", {"--fault", "bitflip@step=5,rank=2,layer=1,target=grad"});
+  const auto good = tree_of(folder / "good-ckpts"), bad = tree_of(folder / "bad-ckpts");
+  const ProgramResult result = bisect(folder, {folder / "good", folder / "bad"});
+  check_first(result, 5, 2, "backward", "blocks.1.mlp.fc1", "weight.grad");
+  CHECK(tree_of(folder / "good-ckpts") == good);
+  CHECK(tree_of(folder / "bad-ckpts") == bad);
+}
+
 TEST_CASE(
     "two commands and the good one's checkpoints: halves in windows of one step, and no more of them than 2 log2(64) + "
     "6") {

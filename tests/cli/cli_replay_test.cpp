@@ -118,7 +118,7 @@ TEST_CASE("a fault that the recorded run had and the replay has not is named at 
   CHECK(first.at("step") == 10);
   CHECK(first.at("rank") == 2);
   CHECK(first.at("layer") == "blocks.1.mlp.fc1");
-  CHECK(result.err.find("it lacks") != std::string::npos);
+  CHECK(result.err.find("--against was recorded with more in its command: ") != std::string::npos);
   CHECK(result.err.find("bitflip@step=10") != std::string::npos);
 }
 
@@ -193,6 +193,53 @@ TEST_CASE("a job that begins with another step than the checkpoint's has not loa
   INFO(result.err << result.out);
   CHECK(result.status == 2);
   CHECK(result.err.find("began with step 0, not with step 8") != std::string::npos);
+}
+
+TEST_CASE("a job that opens no file of its checkpoint began anew, whatever its steps are called: nothing is compared") {
+  const TemporaryFolder folder;
+  fs::create_directory(folder / "ckpts");
+  std::ofstream(folder / "ckpts/ckpt_4.raw") << "data";
+  REQUIRE(run_forkpoint({"record", "-o", folder / "run", "--", TINY_TRAINER, "8"}).status == 0);
+  const auto from_4 = [&](const std::string& name, const Words& command) {
+    return replay({"--checkpoint", folder / "ckpts", "--checkpoint-pattern", "ckpt_{step}.raw", "--steps", "4:5",
+                   "--against", folder / "run", "-o", folder / name},
+                  command);
+  };
+  const ProgramResult anew = from_4("anew", {TINY_TRAINER, "8", "--begin-at", "{step}", "--different-at", "4"});
+  INFO(anew.err << anew.out);
+  CHECK(anew.status == 2);
+  CHECK(anew.out.starts_with("incomparable"));
+  CHECK(anew.out.find("its job opened no file of the checkpoint that it was given") != std::string::npos);
+  CHECK(anew.err.find("Say where the command takes it") != std::string::npos);
+  CHECK(run_forkpoint({"diff", folder / "run", folder / "anew"}).out.starts_with("incomparable"));
+  const std::string line = "cat {checkpoint} && exec " TINY_TRAINER " 8 --begin-at {step}";
+  const ProgramResult loaded = from_4("loaded", {"sh", "-c", line});
+  INFO(loaded.err << loaded.out);
+  CHECK(loaded.status == 0);
+  CHECK(from_4("other", {"sh", "-c", line + " --different-at 4"}).status == 1);
+}
+
+TEST_CASE("another folder of checkpoints that the command names is not saved to, unless it is said to be read alone") {
+  const TemporaryFolder folder;
+  for (const char* name : {"ckpts", "other"}) {
+    fs::create_directory(folder / name);
+    std::ofstream(folder / name + "/ckpt_4.raw") << "data";
+  }
+  std::ofstream(folder / "job.sh") << "cat $1 > /dev/null; echo more > $2/ckpt_4.raw; exec " TINY_TRAINER
+                                      " 8 --begin-at 4\n";
+  const auto from_4 = [&](const std::string& name, const Words& more) {
+    return replay(words({"--checkpoint", folder / "ckpts", "--checkpoint-pattern", "ckpt_{step}.raw", "--steps", "4:5",
+                         "-o", folder / name},
+                        more),
+                  {"sh", folder / "job.sh", "{checkpoint}", folder / "other"});
+  };
+  const ProgramResult kept = from_4("kept", {});
+  INFO(kept.err);
+  CHECK(kept.status == 0);
+  CHECK(kept.err.find((folder / "other") + " holds checkpoints: the job gets") != std::string::npos);
+  CHECK(file_content(folder / "other/ckpt_4.raw") == "data");
+  CHECK(from_4("read", {"--only-read", folder / "other"}).status == 0);
+  CHECK(file_content(folder / "other/ckpt_4.raw") == "more\n");
 }
 
 TEST_CASE("a command that is not told its checkpoint is refused before it is started") {

@@ -1,6 +1,8 @@
-// tiny_trainer STEPS [--different-at STEP] [--pause MS] [--die-at STEP] [--repeats-with VARIABLE,...] [--undone-by VARIABLE]
-// [--slowed-by VARIABLE]: reports a few values a step to forkpoint.h. --repeats-with: unless all of these are set, a weight is
-// another one in each process; --undone-by: also where this one is set. --slowed-by: where it is set a step takes 40 ms more.
+// tiny_trainer STEPS [--begin-at STEP] [--different-at STEP] [--pause MS] [--die-at STEP] [--repeats-with VARIABLE,...]
+// [--undone-by VARIABLE]
+// [--slowed-by VARIABLE]: reports a few values a step to forkpoint.h. --repeats-with: unless all of these are set, a
+// weight is another one in each process; --undone-by: also where this one is set. --slowed-by: where it is set a step
+// takes 40 ms more.
 #include <signal.h>
 #include <time.h>
 #include <unistd.h>
@@ -41,7 +43,7 @@ int main(int argc, char** argv) {
   const bool slow = !text("--slowed-by").empty() && all_set(text("--slowed-by"));
   const long steps = words.empty() ? 3 : std::stol(words[0]);
   std::vector<float> weights(64, 1.0f);
-  for (long step = 0; step < steps; ++step) {
+  for (long step = option("--begin-at", 0); step < steps; ++step) {
     forkpoint_step_begin(step);
     if (step == option("--different-at", -1)) weights[7] = 2.0f;
     if (!repeats) weights[3] = static_cast<float>(now.tv_nsec);

@@ -52,19 +52,17 @@ class Bench:
         self.forkpoint, self.probe, self.folder = build / "forkpoint", build / "libforkpoint.so", folder
         self.changes = None  # of the environment of recordings
 
-    def program(self, arm, mode, *arguments):
-        """One run of launch_gpt.py; a recording is left in the folder MODE-ARM."""
+    def program(self, arm, mode, *arguments, every=1):
+        """One run of launch_gpt.py; a recording, of each `every`-th step, is left in the folder MODE-ARM."""
         command = [sys.executable, PROGRAM, mode, *arguments, *self.model]
         if arm == "dormant":
             return run(command, {"LD_PRELOAD": str(self.probe)})
         if arm == "pool":
             return run(command, {"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"})
-        if arm == "hooks":
-            return run([*command, "--empty-hooks"])
         if arm in RECORDED:
             recording = self.folder / f"{mode}-{arm}"
             shutil.rmtree(recording, ignore_errors=True)
-            command = [self.forkpoint, "record", *RECORDED[arm], "-o", recording, "--", *command]
+            command = [self.forkpoint, "record", *RECORDED[arm], "--every", every, "-o", recording, "--", *command]
             return run(command, (self.changes or {}) | ({"FORKPOINT_TORCH": "0"} if arm == "bare" else {}))
         return run(command)
 

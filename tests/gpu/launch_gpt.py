@@ -2,7 +2,8 @@
 """The program that the overhead benches time: a GPT in bf16, 8 layers and 4,096 tokens a step unless told otherwise. Knows
 nothing of forkpoint.
 
-Usage: launch_gpt.py eager|graph BLOCKS [--width N] [--layers N] [--batch N] [--empty-hooks]
+Usage: launch_gpt.py eager|graph BLOCKS [--width N] [--layers N] [--batch N]
+       launch_gpt.py each STEPS [--empty-hooks]     The device is waited for behind each step. --empty-hooks: in each second one.
        launch_gpt.py debug_mode|md5_hooks|msprobe|growth STEPS     The last line of its output is JSON.
 """
 
@@ -30,9 +31,9 @@ def nothing(*_):
     return None
 
 
-def install_empty_hooks():
+def install_empty_hooks(parameters):
     """Hooks that do nothing, in the places that torch has for looking at a training: what these cost comes before
-    anything that a tool can do in them."""
+    anything that a tool can do in them. Gives the handles that remove them."""
     from torch.nn.modules import module
     from torch.optim import optimizer
 
@@ -41,10 +42,9 @@ def install_empty_hooks():
             output.grad_fn.register_prehook(nothing)  # grad_output
             output.grad_fn.register_hook(nothing)     # grad_input
 
-    module.register_module_forward_pre_hook(nothing)
-    module.register_module_forward_hook(after)
-    optimizer.register_optimizer_step_pre_hook(nothing)
-    optimizer.register_optimizer_step_post_hook(nothing)
+    return [module.register_module_forward_pre_hook(nothing), module.register_module_forward_hook(after),
+            optimizer.register_optimizer_step_pre_hook(nothing), optimizer.register_optimizer_step_post_hook(nothing),
+            *(parameter.register_post_accumulate_grad_hook(nothing) for parameter in parameters)]
 
 
 class Training:
@@ -52,9 +52,6 @@ class Training:
         torch.manual_seed(0)
         size = {"width": options.width, "heads": options.width // 64, "layers": options.layers}
         self.model = GPT(VOCABULARY, LENGTH, **size).to("cuda", torch.bfloat16)
-        if options.empty_hooks:
-            for parameter in self.model.parameters():
-                parameter.register_post_accumulate_grad_hook(nothing)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, capturable=capturable)
         self.tokens, self.targets = (part.cuda() for part in next(token_batches(VOCABULARY, options.batch, LENGTH)))
         self.loss = None
@@ -105,6 +102,21 @@ def time_steps(step, blocks):
 def run_eager(blocks):
     training = Training()
     return time_steps(training.step, blocks) | {"loss": training.loss.item()}
+
+
+def run_each(steps):
+    """Milliseconds of every step, from an idle device to an idle device."""
+    training, times = Training(), []
+    for step in range(steps):
+        hooks = install_empty_hooks(training.model.parameters()) if options.empty_hooks and step % 2 else []
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        training.step()
+        torch.cuda.synchronize()
+        times.append(1000 * (time.perf_counter() - begin))
+        for hook in hooks:
+            hook.remove()
+    return {"step_ms": times, "loss": training.loss.item()}
 
 
 def captured(step, optimizer):
@@ -245,7 +257,7 @@ def run_growth(steps):
     return {"early": early, "late": memory_in_use(), "steps": steps - steps // 10}
 
 
-MODES = {"eager": run_eager, "graph": run_graph, "debug_mode": run_debug_mode, "md5_hooks": run_md5_hooks,
+MODES = {"eager": run_eager, "each": run_each, "graph": run_graph, "debug_mode": run_debug_mode, "md5_hooks": run_md5_hooks,
          "msprobe": run_msprobe, "growth": run_growth}
 parser = argparse.ArgumentParser()
 parser.add_argument("mode", choices=MODES)
@@ -254,6 +266,4 @@ for name, number in (("--width", 1024), ("--layers", 8), ("--batch", 8)):
     parser.add_argument(name, type=int, default=number)
 parser.add_argument("--empty-hooks", action="store_true")
 options = parser.parse_args()
-if options.empty_hooks:
-    install_empty_hooks()
 print(json.dumps(MODES[options.mode](options.count)))

@@ -7,6 +7,7 @@ from bridge_driver import diff, place, record
 FAULTS = {
     "bitflip@3": (3, "forward", "blocks.1.fc1", "weight"),
     "dropout@2": (2, "forward", "blocks.0.drop", "output"),
+    "off@2": (2, "forward", "blocks.0.drop", "output"),
     "lr@2": (2, "optimizer", None, "group0.lr"),
     "order@3": (3, "data", None, "batch"),
     "grad@2": (2, "optimizer", "blocks.1.fc1", "weight.grad"),
@@ -27,6 +28,10 @@ if __name__ == "__main__":
             record(f"{folder}/{fault}", "bridge_gpt.py", "--fault", fault)
             expect(place(diff(f"{folder}/good", f"{folder}/{fault}")), ("diverged", *where))
         assert diff(f"{folder}/good", f"{folder}/grad@2")["cause"]["class"] == "unknown", "who changed a gradient was not seen"
+        assert diff(f"{folder}/good", f"{folder}/off@2")["cause"]["class"] == "structure", "a layer that was switched off"
+        record(f"{folder}/foreach", "bridge_gpt.py", "--foreach")
+        verdict = diff(f"{folder}/good", f"{folder}/foreach")
+        assert verdict["verdict"] == "identical" and "foreach: (not set) in run A, True in run B" in str(verdict["notes"]), verdict
         record(f"{folder}/skip", "bridge_gpt.py", "--fault", "skip@2")
         verdict = diff(f"{folder}/good", f"{folder}/skip")
         expect((place(verdict)[:3], verdict["first"]["kind"], verdict["cause"]["class"]), (("diverged", 2, "optimizer"), "structure", "structure"))

@@ -2,9 +2,9 @@
 schedule, dropout, tied weights, an in-place activation, an evaluation after every second step. Prints each loss bit by
 bit and a hash of the weights.
 
-bridge_gpt.py [--steps N] [--fault KIND@STEP] [--resume FILE] [--save FILE [--save-at STEP]]
-KIND: bitflip (one bit of a weight of blocks.1.fc1), dropout (other masks in blocks.0.drop), lr, order (of the data),
-init (other initial weights)."""
+bridge_gpt.py [--steps N] [--fault KIND@STEP] [--foreach] [--resume FILE] [--save FILE [--save-at STEP]]
+KIND: bitflip (one bit of a weight of blocks.1.fc1), dropout (other masks in blocks.0.drop), off (no masks there), lr, order (of
+the data), init (other initial weights). --foreach: the optimizer's other implementation, which gives the same here."""
 import argparse
 import hashlib
 import struct
@@ -82,6 +82,8 @@ def plant(fault, step, model, optimizer):
             model.blocks[1].fc1.weight.view(torch.int32)[3, 5] ^= 1 << 20
     elif kind == "share":
         model.blocks[1].share = 2
+    elif kind == "off":
+        model.blocks[0].drop.eval()
     elif kind == "lr":
         optimizer.param_groups[0]["lr"] *= 1.001
     elif kind == "dropout":
@@ -112,7 +114,7 @@ def train(options):
     decay = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() <= 1]
     groups = [{"params": decay, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=1e-2)
+    optimizer = torch.optim.AdamW(groups, lr=1e-2, foreach=options.foreach or None)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1 / (1 + n))
     first = 0
     if options.resume:
@@ -162,6 +164,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--fault", default="")
+    parser.add_argument("--foreach", action="store_true")
     parser.add_argument("--resume", default="")
     parser.add_argument("--save", default="")
     parser.add_argument("--save-at", type=int, default=-1)
