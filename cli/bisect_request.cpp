@@ -161,6 +161,36 @@ void read_checkpoints(const Arguments& arguments, BisectRequest* request) {
   }
 }
 
+bool looks_like_saved(const fs::path& path) {
+  static constexpr const char* kEndings[] = {".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".tar"};
+  return std::any_of(std::begin(kEndings), std::end(kEndings),
+                     [&](const char* ending) { return path.extension() == ending; });
+}
+
+// Folders in the command that hold what may be checkpoints of a layout that is not known. Known ones are kept from it.
+void warn_of_overwriting(const BisectArm& arm, const BisectRequest& request) {
+  for (size_t i = 1; i < arm.command.size(); ++i) {
+    const std::string& word = arm.command[i];
+    fs::path folder =
+        word.substr(word.starts_with('-') && word.find('=') != std::string::npos ? word.find('=') + 1 : 0);
+    if (folder.is_relative()) folder = fs::path(arm.working_directory) / folder;
+    std::error_code error;
+    if (!fs::is_directory(folder, error) || is_same_folder(folder.string(), arm.working_directory)) continue;
+    const auto is_it = [&](const std::string& other) { return is_same_folder(folder.string(), other); };
+    if (is_it(arm.checkpoints) || holds_checkpoints(folder.string(), request.pattern) ||
+        std::any_of(request.only_read.begin(), request.only_read.end(), is_it)) {
+      continue;
+    }
+    const fs::directory_iterator all(folder, error), end;
+    const auto saved = std::find_if(all, end, [](const auto& entry) { return looks_like_saved(entry.path()); });
+    if (error || saved == end) continue;
+    print_warning(fmt::format(
+        "the {} command is run again as it is, and may save over what lies in {} ({}): --checkpoint-pattern "
+        "says what is a checkpoint and is kept from it, --only-read {} that it only reads there.",
+        arm.name, folder.string(), saved->path().filename().string(), word));
+  }
+}
+
 std::vector<std::string> read_script(const Arguments& arguments) {
   const auto text = arguments.value("script");
   if (!text) return {};
@@ -206,6 +236,8 @@ BisectRequest read_bisect_request(const Arguments& arguments) {
   request.good = read_arm(arguments, 0, "good", &request.step_on);
   request.bad = read_arm(arguments, 1, "bad", &request.step_on);
   read_checkpoints(arguments, &request);
+  warn_of_overwriting(request.good, request);
+  if (request.bad.command != request.good.command) warn_of_overwriting(request.bad, request);
   if (const auto text = arguments.value("steps")) {
     const StepRange range = parse_steps(*text);
     request.first = range.first, request.last = range.last;

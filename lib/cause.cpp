@@ -98,7 +98,7 @@ std::string next_command(const CauseFacts& facts) {
   if (!at.in_prologue) command += fmt::format(" --steps {0}:{0}", at.step);
   if (at.rank >= 0) command += fmt::format(" --ranks {}", at.rank);
   if (!at.layer.empty()) command += fmt::format(" --layer '{}'", at.layer);
-  if (at.in_prologue) command += " --phase load";
+  if (at.in_prologue) command += fmt::format(" --phase {}", name(at.phase.value_or(Phase::load)));
   return command;
 }
 
@@ -131,7 +131,7 @@ Cause decide_cause(const CauseFacts& facts) {
   } else if (facts.site.role == Role::batch || facts.site.role == Role::sampler || facts.site.role == Role::rng ||
              facts.site.role == Role::scalar) {
     decide_source(facts, &cause);
-  } else if (facts.first.in_prologue) {
+  } else if (facts.first.in_prologue && facts.first.phase == Phase::load) {  // a program without steps trains there too
     decide_initial_state(facts, &cause);
   } else if (facts.layout_differs) {
     decide_layout(facts, &cause);

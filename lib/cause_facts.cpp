@@ -321,7 +321,7 @@ Divergence to_divergence(const OriginInput& input, const Origin& origin, int ran
   out.step = std::max<int64_t>(origin.step, 0);  // a program without steps: all of it is before the first
   out.micro_step = std::max(0, origin.difference.micro_step);
   out.rank = rank;
-  out.phase = origin.in_prologue ? Phase::load : site.phase;
+  out.phase = origin.in_prologue && input.alignment.begin >= 0 ? Phase::load : site.phase;
   out.layer = site.layer, out.op = site.op, out.tensor = site.tensor, out.kind = site.kind;
   out.in_prologue = origin.in_prologue;
   describe_values(site, join.a().layouts()[origin.difference.layout_a], join.b().layouts()[origin.difference.layout_b],

@@ -196,7 +196,15 @@ void decide_initial_state(const CauseFacts& facts, Cause* cause) {
 
 void decide_layout(const CauseFacts& facts, Cause* cause) {
   Classes classes = {"structure"};
-  if (facts.layout_a.dtype != facts.layout_b.dtype) classes.push_back("precision_or_formula");
+  if (facts.layout_a.dtype != facts.layout_b.dtype) {
+    classes.push_back("precision_or_formula");
+  } else if (facts.site.role == Role::input && facts.layout_a.shape.size() == facts.layout_b.shape.size() &&
+             facts.inputs_agree.empty()) {
+    // How many rows there are may be what was computed: a router's choice, a mask.
+    cause->evidence.push_back("how large it is may depend on values: what chose them was not observed");
+    classes.insert(classes.end(), {"nondeterministic_op", "precision_or_formula", "hyperparameter"});
+    return decide(cause, "unknown", classes);
+  }
   decide(cause, "structure", classes);
 }
 
@@ -360,7 +368,7 @@ void decide_op(const CauseFacts& facts, Cause* cause) {
     drop(&classes, "hardware_or_sporadic");
     return decide(cause, "nondeterministic_op", classes);
   }
-  if (inputs_known && facts.site.role == Role::output && facts.passed_on_a != facts.passed_on_b) {
+  if (facts.site.role == Role::output && facts.passed_on_a != facts.passed_on_b) {
     cause->evidence.push_back(
         fmt::format("in run {} its output is its input, in run {} it is not: it does nothing there, as in model.eval() "
                     "or with a probability "

@@ -160,7 +160,7 @@ Divergence structure_divergence(const Findings& findings, const OneSided& entry)
   out.in_prologue = entry.first_step == kPrologueStep;
   out.step = out.in_prologue ? findings.input.alignment.begin : entry.first_step;
   out.micro_step = std::max(0, entry.micro_step);
-  out.phase = out.in_prologue ? Phase::load : site.phase;
+  out.phase = out.in_prologue && findings.input.alignment.begin >= 0 ? Phase::load : site.phase;
   out.layer = site.layer, out.op = site.op, out.tensor = site.tensor;
   out.kind = Kind::structure;
   out.before = entry.side == OneSided::only_a ? "recorded" : "no such record";

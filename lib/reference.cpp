@@ -149,8 +149,12 @@ class Measure {
     std::vector<double> losses;
     for (size_t i = 0; i < columns_.size(); ++i) {
       Record record = columns_.row(i);
-      if ((record.flags & kRecordEval) != 0) continue;
       const Site& site = stream.sites()[record.site];
+      if ((record.flags & kRecordEval) != 0) {
+        const bool rests = site.phase == Phase::optimizer && (site.role == Role::parameter || site.role == Role::other);
+        if (rests && summary.step == out_.reference.last_step) add_tensor(stream, site, record, kRestingGroup);
+        continue;
+      }
       const Digest key = stream.site_keys()[record.site];
       const uint64_t layout = stream.layout_keys()[record.layout];
       const Digest leaf = tree_leaf(key, layout, record);
@@ -174,7 +178,7 @@ class Measure {
   }
 
   void add_tensor(const HashStreamReader& stream, const Site& site, const Record& record, const std::string& group) {
-    if (group != "parameters" && group != "optimizer state") return;
+    if (group != "parameters" && group != "optimizer state" && group != kRestingGroup) return;
     out_.reference.tensors.push_back({group, site.layer, site.tensor, call_text(record), stream.header().rank,
                                       to_string(stream.layouts()[record.layout]), hex(record.digest)});
   }

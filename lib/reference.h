@@ -21,17 +21,20 @@ namespace forkpoint {
 
 inline constexpr int kReferenceSchema = 1;
 
+// What no step trains (averages of the weights, teachers), as the last step left it. Whether it is there depends on
+// when garbage is collected: only what both sides hold is compared.
+inline constexpr const char* kRestingGroup = "resting";
 // The groups of a step's records, as a step goes. `other`: what belongs to none of the others (gradient norms,
 // buffers).
-inline constexpr const char* kReferenceGroups[] = {"data",      "generators",      "loss",
-                                                   "gradients", "collectives",     "hyperparameters",
-                                                   "other",     "optimizer state", "parameters"};
+inline constexpr const char* kReferenceGroups[] = {"data",        "generators",      "loss",  "gradients",
+                                                   "collectives", "hyperparameters", "other", "optimizer state",
+                                                   "parameters",  kRestingGroup};
 // Fields besides the groups. kAll: "records digest" over all records; kForm: over what they are, without their values,
 // so that other values are told from other records; kLossValue: the number, for people.
 inline constexpr const char *kReferenceAll = "all", *kReferenceForm = "form", *kReferenceLossValue = "loss_value";
 
 struct ReferenceTensor {
-  std::string group;  // "parameters" or "optimizer state"
+  std::string group;  // "parameters", "optimizer state" or kRestingGroup
   std::string layer, tensor;
   std::string call;  // "", or which record of that name: "micro-step 1, call 2"
   int rank = 0;

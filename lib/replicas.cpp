@@ -175,6 +175,13 @@ void fill_coverage(const Run& run, const ReplicaScan& scan, const ReplicaGroups&
         "names are masked: which buffers and which collectives' outputs are replicas is not known, "
         "and they were not compared");
   }
+  const auto rests = [](const Site& site) { return site.role == Role::parameter && site.layer.starts_with("kept."); };
+  if (std::any_of(run.streams().begin(), run.streams().end(), [&](const auto& stream) {
+        return std::any_of(stream->sites().begin(), stream->sites().end(), rests);
+      })) {
+    coverage->limits.push_back(
+        "averages of the weights and other modules that no step trains: not compared between ranks");
+  }
   if (!groups.stage_note().empty()) coverage->limits.push_back(groups.stage_note());
   add_few(judgements.not_meant, "tensor", &coverage->limits);
   if (scan.recompute.unmatched > 0) {

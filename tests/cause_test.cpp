@@ -97,6 +97,17 @@ TEST_CASE("an input of which nobody saw what made it may be another formula's") 
   CHECK_FALSE(holds(decide_cause(facts).class_candidates, "precision_or_formula"));
 }
 
+TEST_CASE("an input of another length may have been computed so, one of another type was not") {
+  CauseFacts facts = facts_of(Phase::forward, Role::input, "expert", "input");
+  facts.layout_differs = true;
+  facts.layout_a.shape = {6, 16}, facts.layout_b.shape = {5, 16};
+  CHECK(decide_cause(facts).cls == "unknown");
+  CHECK(holds(decide_cause(facts).class_candidates, "nondeterministic_op"));
+  CHECK(holds(decide_cause(facts).class_candidates, "structure"));
+  facts.layout_b.shape = {6, 4, 4};
+  CHECK(decide_cause(facts).cls == "structure");
+}
+
 TEST_CASE("an op whose inputs were not recorded is not called nondeterministic on that alone") {
   CauseFacts facts = op_facts();
   facts.inputs_agree.clear();

@@ -521,6 +521,24 @@ TEST_CASE("another environment is always told, and is the cause only where it ex
   CHECK(later.cause.class_candidates.at(0) == "algorithm_choice");
 }
 
+TEST_CASE("a program without steps begins to differ in its own phases, and its start need not be to blame") {
+  RunBuilder a, b;
+  for (RunBuilder* run : {&a, &b}) {
+    RankBuilder& rank = run->rank(0).prologue().forward("fc");
+    for (uint64_t call = 0; call < 3; ++call) {
+      rank.input("weight", value(100 + call + (run == &b && call == 2 ? 50 : 0)))
+          .output("output", value(200 + call + (run == &b && call == 2 ? 50 : 0)));
+    }
+  }
+  const TemporaryFolder folder;
+  const Verdict v = diff_folders(a.write(folder / "a"), b.write(folder / "b"));
+  INFO(dump(v));
+  CHECK(v.outcome == Outcome::diverged);
+  CHECK(first_of(v).phase == Phase::forward);
+  CHECK(v.cause.cls != "initial_state");
+  CHECK(v.cause.next.find("--phase forward") != std::string::npos);
+}
+
 TEST_CASE("what a launcher sets for its ranks is no other environment where only the attached run shows it") {
   for (const bool attached : {false, true}) {
     Pair pair({}, {});

@@ -126,6 +126,30 @@ TEST_CASE("one value that differs in any group, in any step, is found at its ste
   }
 }
 
+TEST_CASE("an average of the weights is compared as the last step left it, where both sides hold it") {
+  const auto with_average = [](uint64_t seed) {
+    RunBuilder run = training();
+    if (seed == 0) return run;
+    for (int rank = 0; rank < 2; ++rank) {
+      run.rank(rank)
+          .at(Phase::optimizer, "kept.Net")
+          .flags(kRecordEval)
+          .add(Role::parameter, "weight", value(rank == 1 ? seed : 70));
+    }
+    return run;
+  };
+  CHECK(compared(with_average(70), with_average(70)).verdict.outcome == Outcome::identical);
+  CHECK(group(compared(with_average(70), with_average(70)), kRestingGroup).state == GroupState::same);
+  CHECK(compared(with_average(70), with_average(0)).verdict.outcome == Outcome::identical);
+  CHECK(compared(with_average(0), with_average(70)).verdict.outcome == Outcome::identical);
+  const Verdict v = compared(with_average(70), with_average(71)).verdict;
+  CHECK(v.outcome == Outcome::diverged);
+  REQUIRE(v.first);
+  CHECK(v.first->step == kLast);
+  CHECK(v.first->rank == 1);
+  CHECK(v.first->layer == "kept.Net");
+}
+
 TEST_CASE("in the last step the tensor is named, with both digests") {
   for (const auto& [what, tensor] : {std::pair("weight", "weight"), std::pair("exp_avg", "weight.exp_avg")}) {
     const ReferenceComparison found = compared(training(), training({kLast, 0, what}));

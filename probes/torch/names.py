@@ -44,7 +44,7 @@ class Tree:
     """All modules under one that has no parent: what names are relative to."""
 
     __slots__ = ("prefix", "label", "class_name", "number", "root", "children", "trains", "extra", "serial", "own",
-                 "threads")
+                 "threads", "resting")
 
     def __init__(self, root):
         self.root = root      # weak
@@ -53,6 +53,7 @@ class Tree:
         self.extra = Numbers()  # of modules outside the tree that were called, under each name
         self.serial = 0       # of the last step in which it trained
         self.own = ()         # (name of the layer, role, name, weak reference): what the root itself holds
+        self.resting = None   # see rest.py: of one that no step has trained
         self.threads = None   # [serial of a step, the thread that called it there, whether several did]
 
 

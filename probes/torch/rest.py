@@ -15,7 +15,28 @@ from . import made, names, state
 from .made import unless_at_the_end
 from .names import EVAL, OPTIMIZER, OTHER, PARAMETER, SCALAR, STATE, Many, limit_once
 
-_kept = {}  # id of a root that nobody has called -> (weak root, [(name of the layer, weak module)])
+_kept = {}  # id of a root that nobody has called -> (weak root, _Resting)
+on_kept_gone = None  # function(_Resting), called when such a root goes, while its parts are still there; steps.py sets it
+
+
+class _Resting:
+    """A root that no step has trained. Its name depends on when it was made, and not on whether it was called: of two runs one
+    may evaluate an average, or evaluate it earlier."""
+
+    __slots__ = ("layers", "held", "serial")
+
+    def __init__(self, root, number):
+        label = "kept." + type(names.unwrapped(root)).__name__ + ("" if number == 1 else "#%d" % number)
+        self.layers = [("%s.%s" % (label, path) if path else label, weakref.ref(part)) for path, part in root.named_modules()]
+        self.held = _held(label, root)
+        self.serial = 0  # of the step in which it was recorded last
+
+
+def _held(layer, root):
+    """What a root itself holds, which is out of reach once it goes."""
+    return [(layer, role, name, weakref.ref(tensor))
+            for role, table in ((PARAMETER, root._parameters), (OTHER, root._buffers))
+            for name, tensor in table.items() if tensor is not None]
 
 
 def _look():
@@ -39,24 +60,39 @@ def _look():
 
 
 def _keep(key, root):
-    number = made.modules[key][1]
-    label = "kept." + type(names.unwrapped(root)).__name__ + ("" if number == 1 else "#%d" % number)
-    layers = [("%s.%s" % (label, path) if path else label, weakref.ref(part)) for path, part in root.named_modules()]
-    _kept[key] = weakref.ref(root, unless_at_the_end(_kept.pop, key, None)), layers
+    resting = _Resting(root, made.modules[key][1])
+    _kept[key] = weakref.ref(root, unless_at_the_end(_kept_gone, key)), resting
 
 
-def _kept_layers():
+def _kept_gone(key):
+    entry = _kept.pop(key, None)
+    try:
+        if entry is not None and on_kept_gone is not None and not made.collecting[0]:
+            on_kept_gone(entry[1])
+    except Exception as error:
+        names.failed("the end of a module that rests", error)
+
+
+def _all_kept():
     if made.fresh:
         _look()
-    for key, (reference, layers) in list(_kept.items()):
+    for key, (reference, resting) in list(_kept.items()):
         root = reference()
         if root is None or key in names.layers or names.topmost(root) is not root:
             _kept.pop(key, None)  # it was called, or became a part of another
         else:
-            yield layers
+            yield resting
 
 
-def _layers_of(tree):
+def _layers_of(tree, serial=0):
+    """serial: of the step that they are recorded in."""
+    if tree.serial == 0:  # no step has trained it
+        root = tree.root()
+        if root is not None and tree.resting is None and id(root) in made.modules:
+            tree.resting = _Resting(root, made.modules[id(root)][1])
+        if tree.resting is not None:
+            tree.resting.serial = serial
+            return tree.resting.layers
     return [(layer.name, layer.reference) for layer in list(tree.children.values())]
 
 
@@ -100,11 +136,12 @@ def record(stepped, serial):
             for layer in list(tree.children.values()):
                 state.add_held(many, layer, OPTIMIZER, updated)
     seen = updated | {p for p, (layer, _) in state.owners.items() if layer.tree in active}
-    for layers in list(_kept_layers()):  # first: it gives names to what belongs to a tree
-        _add(many, layers, OPTIMIZER, seen)
+    for resting in list(_all_kept()):  # first: it gives names to what belongs to a tree
+        resting.serial = serial
+        _add(many, resting.layers, OPTIMIZER, seen)
     for tree in list(names.trees.values()):
         if tree not in active:
-            _add(many, _layers_of(tree), OPTIMIZER, seen)
+            _add(many, _layers_of(tree, serial), OPTIMIZER, seen)
     many.flush()
 
 
@@ -112,8 +149,8 @@ def record_final():
     """When the program ends, behind the last step."""
     state.own_all(False)
     many, seen = Many(), set(names.unsettled)
-    for layers in list(_kept_layers()):
-        _add(many, layers, STATE, seen)
+    for resting in list(_all_kept()):
+        _add(many, resting.layers, STATE, seen)
     for tree in list(names.trees.values()):
         _add(many, _layers_of(tree), STATE, seen)
     for optimizer in state.living():
@@ -124,20 +161,24 @@ def record_final():
 
 def record_gone(tree):
     """The last reference to a root went, and its parts are about to: no later look will find them."""
+    _record_parts(tree.own, _layers_of(tree))
+
+
+def record_kept_gone(resting):
+    _record_parts(resting.held, resting.layers)
+
+
+def _record_parts(held, layers):
     many, seen = Many(), set()
-    for layer, role, name, reference in tree.own:
+    for layer, role, name, reference in held:
         _add_tensors(many, layer, role, [(name, reference())], STATE, seen)
-    _add(many, _layers_of(tree), STATE, seen)
+    _add(many, layers, STATE, seen)
     many.flush()
 
 
 def own(tree):
-    """Remembers what a root itself holds, which is out of reach once it goes."""
+    """Remembers what a root itself holds."""
     root = tree.root()
     layer = names.layers.get(id(root)) if root is not None else None
-    if layer is None:
-        return
-    held = []
-    for role, table in (PARAMETER, root._parameters), (OTHER, root._buffers):
-        held += [(layer.name, role, name, weakref.ref(t)) for name, t in table.items() if t is not None]
-    tree.own = held
+    if layer is not None:
+        tree.own = _held(layer.name, root)

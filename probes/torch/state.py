@@ -303,8 +303,10 @@ def record_scalars(optimizer):
         for key, value in group.items():
             if key in _SWITCHES:
                 _note_switch(prefix + key, value)
-            elif key != "params":
+            elif key in optimizer.defaults or key == "initial_lr":
                 record_value(where, SCALAR, prefix + key, value)
+            elif key != "params":  # a name, a time stamp, what a schedule computes the learning rate from
+                names.limit_once("entries of an optimizer's groups that are none of its options", key)
     found = getattr(optimizer, "found_inf", None)  # of a fused optimizer under a GradScaler: it skips by itself
     if isinstance(found, Tensor):
         put(where, SCALAR, label + "found_inf", found)

@@ -5,7 +5,6 @@ several optimizers it stays open until the next training forward, so that others
 
 Between two steps a forward of a model in evaluation mode (model.eval()) with gradients wanted is an evaluation, unless
 a backward pass or an optimizer's step is the next thing of a step that follows: a model may be trained in that mode."""
-import atexit
 import functools
 import random
 import sys
@@ -81,7 +80,7 @@ def training_forward(tree, module, args, kwargs):
     """A root is called with gradients wanted. Gives the flags of what is recorded in it."""
     with _lock:
         if Step.running:
-            _end_raised()
+            end_raised()
         if Step.is_open and Step.is_over:
             end()
         if not Step.is_open:
@@ -227,7 +226,7 @@ def _open_steps():
 _step_code = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__  # of what is around each step()
 
 
-def _end_raised(own=0):
+def end_raised(own=0):
     """An optimizer whose step() raised has not called the hook behind it: the step ends with what it left. own: calls
     of step() that this thread is in, and that are not in `running`."""
     if Step.thread != threading.get_ident() or _open_steps() > own:
@@ -246,7 +245,7 @@ def before_optimizer(optimizer, args, kwargs):
         return
     try:
         if Step.running:
-            _end_raised(own=1)
+            end_raised(own=1)
         for function in on_optimizer:
             function()
         Step.running.append(optimizer)
@@ -353,45 +352,6 @@ def _made(original):
     return patch_step
 
 
-def _gone(tree):
-    """See names.on_gone. Between two steps, or behind the last one, the model of the last step goes."""
-    between = not Step.is_open or Step.is_over
-    if listening and between and 0 < tree.serial == Step.serial and native.active() and native.wanted():
-        rest.record_gone(tree)
-
-
-def _free_workspaces():
-    """What cuBLAS computes with holds whatever its kernels, or the memory's users before it, left there, and says nothing
-    about the run. Freed before the end of the recording, it is no buffer of which nobody knows whether it is read later."""
-    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-    raised = getattr(sys, "last_type", None) is not None  # then CUDA may be in no state to free anything
-    if clear is not None and not captures and not raised and torch.cuda.is_initialized():
-        torch.cuda.current_stream().query()  # raises where CUDA has failed
-        clear()
-
-
-def at_exit():
-    try:
-        names.on_gone = None
-        if not listening or not native.active():
-            return
-        if Step.running:
-            _end_raised()
-        if Step.is_open and (Step.is_over or Step.others):
-            end()
-        final = opened and native.begin_final()
-        try:
-            if final:
-                rest.record_final()
-            if opened and names.lean:
-                _free_workspaces()
-        finally:
-            if final:
-                native.end_step()
-    except Exception as error:
-        failed("the end of the program", error)
-
-
 def install(existing):
     """existing: optimizers made before we came."""
     from torch.optim import optimizer as module
@@ -401,11 +361,12 @@ def install(existing):
     if len(existing) > 1:
         limit_once("the order in which optimizers were made before the recording began")
     state.on_freed.append(_freed)
-    names.on_gone = _gone
     module.Optimizer._patch_step_function = _made(module.Optimizer._patch_step_function)
     module.register_optimizer_step_pre_hook(before_optimizer)
     module.register_optimizer_step_post_hook(after_optimizer)
     state.watch_seeds(random)
     imports.after("numpy.random", state.watch_seeds)  # NumPy 2 imports it when it is first used
     backward.install(on_loss, on_backward)
-    atexit.register(at_exit)
+    from . import endings
+
+    endings.install()

@@ -49,6 +49,16 @@ if __name__ == "__main__":
         # It is no result of the other optimizer's step, whose gradients agree.
         assert "overwritten_input" in verdict["cause"]["class_candidates"], verdict["cause"]
 
+        # So is an average of the weights, whether or not, and when, it is called: behind each step, and behind the last one too.
+        for level in "step", "layer":
+            record(f"{folder}/average.{level}", "bridge_average.py", level=level)
+            record(f"{folder}/evaluated.{level}", "bridge_average.py", "--evaluate", level=level)
+            expect(diff(f"{folder}/average.{level}", f"{folder}/evaluated.{level}")["verdict"], "identical")
+            for at in 3, 5:
+                record(f"{folder}/decay{at}.{level}", "bridge_average.py", "--evaluate", "--decay-at", at, level=level)
+                found = place(diff(f"{folder}/average.{level}", f"{folder}/decay{at}.{level}"))
+                expect((found[0], found[1], found[3]), ("diverged", min(at + 1, 5), "kept.Sequential#2.0"))
+
         # So are those, and the buffers, of a part that was called by itself before the whole was made.
         for name, *change in ("part",), ("part.wrong", "wrong"):
             record(f"{folder}/{name}", "bridge_part.py", *change, level="step")
