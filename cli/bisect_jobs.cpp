@@ -58,7 +58,9 @@ std::vector<std::string> command_from_start(const BisectArm& arm, const BisectRe
   values.run = run;
   std::vector<std::string> command = fill_in(arm.command, values);
   const std::string own = run + ".checkpoint";
-  const auto is_users = [&](const std::string& path) { return is_same_folder(path, arm.checkpoints); };
+  const auto is_users = [&](const std::string& path, const std::string&) {
+    return is_same_folder(path, arm.checkpoints);
+  };
   if (!arm.checkpoints.empty()) redirect(is_users, own, &command);
   keep_users_checkpoints(request.pattern, request.only_read, own, &command);
   if (std::any_of(command.begin(), command.end(), [&](const auto& word) { return word.ends_with(own); }))

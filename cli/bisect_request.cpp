@@ -167,28 +167,29 @@ bool looks_like_saved(const fs::path& path) {
                      [&](const char* ending) { return path.extension() == ending; });
 }
 
-// Folders in the command that hold what may be checkpoints of a layout that is not known. Known ones are kept from it.
+// Folders in the command that hold what may be checkpoints, and that the job is not kept from: by no known layout, or
+// of an option that may as well be one to read from.
 void warn_of_overwriting(const BisectArm& arm, const BisectRequest& request) {
-  for (size_t i = 1; i < arm.command.size(); ++i) {
-    const std::string& word = arm.command[i];
-    fs::path folder =
-        word.substr(word.starts_with('-') && word.find('=') != std::string::npos ? word.find('=') + 1 : 0);
-    if (folder.is_relative()) folder = fs::path(arm.working_directory) / folder;
+  const auto warn = [&](const std::string& path, const std::string& option) {
+    const fs::path folder = fs::path(arm.working_directory) / path;
     std::error_code error;
-    if (!fs::is_directory(folder, error) || is_same_folder(folder.string(), arm.working_directory)) continue;
+    if (path.empty() || !fs::is_directory(folder, error) || is_same_folder(folder.string(), arm.working_directory))
+      return false;
     const auto is_it = [&](const std::string& other) { return is_same_folder(folder.string(), other); };
-    if (is_it(arm.checkpoints) || holds_checkpoints(folder.string(), request.pattern) ||
-        std::any_of(request.only_read.begin(), request.only_read.end(), is_it)) {
-      continue;
-    }
+    if (is_it(arm.checkpoints) || std::any_of(request.only_read.begin(), request.only_read.end(), is_it)) return false;
+    const bool known = holds_checkpoints(folder.string(), request.pattern);
+    if (known && is_saving_option(option)) return false;  // the job gets another folder
     const fs::directory_iterator all(folder, error), end;
-    const auto saved = std::find_if(all, end, [](const auto& entry) { return looks_like_saved(entry.path()); });
-    if (error || saved == end) continue;
-    print_warning(fmt::format(
-        "the {} command is run again as it is, and may save over what lies in {} ({}): --checkpoint-pattern "
-        "says what is a checkpoint and is kept from it, --only-read {} that it only reads there.",
-        arm.name, folder.string(), saved->path().filename().string(), word));
-  }
+    const auto saved = std::find_if(all, end, [&](const auto& entry) { return looks_like_saved(entry.path()); });
+    if (error || (!known && saved == end)) return false;
+    print_warning(
+        fmt::format("the {} command is run again as it is, and may save over what lies in {}: give it other folders "
+                    "(--{} 'CMD', with {{run}} in a word), or say that it only reads there: --only-read {}",
+                    arm.name, folder.string(), arm.name, path));
+    return false;
+  };
+  std::vector<std::string> command = arm.command;
+  redirect(warn, "", &command);
 }
 
 std::vector<std::string> read_script(const Arguments& arguments) {

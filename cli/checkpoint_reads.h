@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace forkpoint {
 
@@ -11,17 +12,19 @@ enum class Opened { yes, no, unknown };
 // Watches from its making on. One thread.
 class CheckpointReads {
  public:
-  // checkpoint: a file, or a folder with all files below it. Links are followed.
-  explicit CheckpointReads(const std::string& checkpoint);
+  // Each a file, or a folder with all files below it: the copy that the job is given, and what it is a copy of. Links
+  // are followed.
+  explicit CheckpointReads(const std::vector<std::string>& checkpoints);
   ~CheckpointReads();
   CheckpointReads(const CheckpointReads&) = delete;
   CheckpointReads& operator=(const CheckpointReads&) = delete;
 
-  // By any process of this machine, for reading or writing. unknown: the files could not all be watched (inotify(7):
-  // fs.inotify.max_user_watches). A process of another machine is not seen.
+  // For reading, by any process of this machine; one that only writes over a file has not loaded it. unknown: the files
+  // could not all be watched (inotify(7): fs.inotify.max_user_watches). A process of another machine is not seen.
   Opened opened() const;
 
  private:
+  void watch_all(const std::string& checkpoint);
   void watch(const std::string& path);
 
   int descriptor_ = -1;

@@ -162,6 +162,7 @@ Replay run_resumed(const ResumeRequest& request, const std::string& checkpoints)
   ReplayRequest replay;
   replay.checkpoint_directory = checkpoints;
   replay.checkpoint_pattern = request.pattern;
+  replay.keep_users_checkpoints = false;  // as for the arms that it is compared with
   replay.preset = request.preset;
   replay.preset_besides_placeholders = request.resume_words.empty();
   replay.first_step = request.checkpoint_at;

@@ -14,6 +14,7 @@ namespace fs = std::filesystem;
 namespace {
 
 using Words = std::vector<std::string>;
+using Places = std::vector<size_t>;
 
 // What a framework's usual script takes. An option with `only_if_there` replaces a value of the user's and is not
 // added.
@@ -120,20 +121,41 @@ bool is_same_folder(const std::string& path, const std::string& folder) {
   return !path.empty() && (path == folder || fs::equivalent(path, folder, ignored));
 }
 
-Words redirect(const std::function<bool(const std::string&)>& is_users, const std::string& own, Words* command) {
+Words redirect(const IsUsers& is_users, const std::string& own, Words* command) {
   Words users;
   for (size_t i = 1; i < command->size(); ++i) {
     std::string& word = (*command)[i];
+    const std::string& before = (*command)[i - 1];
+    const std::string option = before.starts_with('-') && before.find('=') == std::string::npos ? before : "";
     const size_t equals = word.find('=');  // "--dir=X", and "dir=X" as hydra takes it
     const size_t value = equals == std::string::npos ? 0 : equals + 1;
-    for (const size_t begin : {value, size_t{0}}) {  // a folder may have '=' in its name
-      if (!is_users(word.substr(begin))) continue;
+    for (const size_t begin : value > 0 ? Places{value, 0} : Places{0}) {  // a folder may have '=' in its name
+      if (!is_users(word.substr(begin), begin > 0 ? word.substr(0, equals) : option)) continue;
       users.push_back(word.substr(begin));
       word.replace(begin, std::string::npos, own);
       break;
     }
   }
   return users;
+}
+
+bool is_saving_option(std::string_view option) {
+  static constexpr std::string_view kSaving[] = {"out", "save", "checkpoint", "ckpt"};
+  static constexpr std::string_view kLoading[] = {"load",    "resume", "from", "init", "pretrain",
+                                                  "teacher", "model",  "data", "read"};
+  const auto begins = [&](std::string_view part, const auto& names) {
+    return std::any_of(std::begin(names), std::end(names),
+                       [&](std::string_view name) { return part.starts_with(name); });
+  };
+  bool saving = false;
+  for (size_t begin = 0; begin < option.size();) {
+    const size_t end = std::min(option.find_first_of("-_.", begin), option.size());
+    const std::string_view part = option.substr(begin, end - begin);
+    if (begins(part, kLoading)) return false;
+    saving |= begins(part, kSaving);
+    begin = end + 1;
+  }
+  return saving;
 }
 
 Words fill_in(const Words& command, const CommandValues& values) {
@@ -204,7 +226,9 @@ Words resuming(const Words& command, const std::string& preset, const CommandVal
   if (told == 0) {
     if (const Preset* known = find_preset(preset)) told += apply(known->resume, values, &words);
   }
-  const auto is_users = [&](const std::string& path) { return is_same_folder(path, values.user_directory); };
+  const auto is_users = [&](const std::string& path, const std::string&) {
+    return is_same_folder(path, values.user_directory);
+  };
   if (!values.user_directory.empty()) told += redirect(is_users, values.checkpoint_dir, &words).size();
   if (told > 0) return words;
   throw UsageError(fmt::format("nothing in the command says where its checkpoint is: it would begin anew{}.",

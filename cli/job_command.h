@@ -35,9 +35,12 @@ std::string preset_of_program(const std::vector<std::string>& command);
 // values.checkpoint_dir. Throws UsageError when the job would not learn what to load.
 std::vector<std::string> resuming(const std::vector<std::string>& command, const std::string& preset,
                                   const CommandValues& values);
-// Every argument (of `NAME=X`, X) for which `is_users` holds becomes `own`. Gives what they were.
-std::vector<std::string> redirect(const std::function<bool(const std::string&)>& is_users, const std::string& own,
-                                  std::vector<std::string>* command);
+// Every argument (of `NAME=X`, X) for which `is_users` holds becomes `own`. Gives what they were. option: NAME, or the
+// option that the argument stands behind; empty: none.
+using IsUsers = std::function<bool(const std::string& argument, const std::string& option)>;
+std::vector<std::string> redirect(const IsUsers& is_users, const std::string& own, std::vector<std::string>* command);
+// By its name an option of where a job saves to: --out, --output_dir, --checkpoint-dir, not --load-checkpoint.
+bool is_saving_option(std::string_view option);
 bool is_same_folder(const std::string& path, const std::string& folder);  // false where a path is not there
 // The command that saves a checkpoint behind values.step steps into values.checkpoint_dir. Throws UsageError as well.
 std::vector<std::string> saving(const std::vector<std::string>& command, const std::string& preset,

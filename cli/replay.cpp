@@ -93,9 +93,11 @@ Checkpoint choose_checkpoint(const std::string& directory, const std::string& pa
 
 void keep_users_checkpoints(const std::string& pattern, const std::vector<std::string>& only_read,
                             const std::string& own, std::vector<std::string>* command) {
-  const auto is_users = [&](const std::string& path) {
+  const auto is_users = [&](const std::string& path, const std::string& option) {
     const auto is_it = [&](const std::string& folder) { return is_same_folder(path, folder); };
-    if (path.empty() || is_it(own) || std::any_of(only_read.begin(), only_read.end(), is_it)) return false;
+    const bool ours = path == own || path.starts_with(own + "/");
+    if (path.empty() || ours || !is_saving_option(option) || std::any_of(only_read.begin(), only_read.end(), is_it))
+      return false;
     return holds_checkpoints(path, pattern);
   };
   for (const std::string& folder : redirect(is_users, own, command)) {
@@ -130,7 +132,8 @@ Replay replay_window(const ReplayRequest& wanted) {
   make_parent(job.recording.run_directory);
   const CheckpointView view(replay.checkpoint, job.recording.run_directory + ".checkpoint");
   job.recording.command = command_for(wanted, replay.checkpoint, values_of(wanted, replay.checkpoint, view));
-  keep_users_checkpoints(wanted.checkpoint_pattern, wanted.only_read, view.directory(), &job.recording.command);
+  if (wanted.keep_users_checkpoints)
+    keep_users_checkpoints(wanted.checkpoint_pattern, wanted.only_read, view.directory(), &job.recording.command);
   job.recording.steps = StepRange{wanted.first_step, wanted.last_step};
   job.recording.first_step = replay.checkpoint.step;
   job.recording.notes.push_back(fmt::format("replayed from {} ({} steps done)",
@@ -140,7 +143,7 @@ Replay replay_window(const ReplayRequest& wanted) {
   print_note(fmt::format("steps {} to {} from {} ({}, step {}): {}", wanted.first_step, wanted.last_step,
                          replay.checkpoint.path, replay.checkpoint.kind, replay.checkpoint.step,
                          shell_words(job.recording.command)));
-  const CheckpointReads reads(view.checkpoint());
+  const CheckpointReads reads({view.checkpoint(), replay.checkpoint.path});
   replay.job = run_job(job);
   report_job(job, replay.job);
   const bool unopened = reads.opened() == Opened::no;

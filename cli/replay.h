@@ -18,6 +18,7 @@ struct ReplayRequest {
   std::string preset;                        // of job_command.h; empty: by the checkpoint's kind
   bool preset_besides_placeholders = false;  // add the preset's arguments although the command has placeholders
   int64_t first_step = 0, last_step = 0;
+  bool keep_users_checkpoints = true;
   std::vector<std::string> only_read;        // see keep_users_checkpoints
   int64_t start_at_most = INT64_MAX;         // no checkpoint of a later step than this one and first_step
   // run_directory, level and command (as the user wrote it) set. steps and first_step are filled in.
@@ -39,8 +40,8 @@ struct Replay {
 // The checkpoint that a replay from `first_step` begins with. Checkpoints behind it that are not whole are said on
 // stderr. Throws Error when there is none, and says what there is.
 Checkpoint choose_checkpoint(const std::string& directory, const std::string& pattern, int64_t first_step);
-// Arguments that name a folder of checkpoints of the user's become `own`, as the job may save there; said on stderr.
-// Not what is in `only_read` (--only-read): folders that the job takes something else from, such as another model's.
+// A folder of checkpoints of the user's that an option names as what the job saves to (is_saving_option) becomes `own`;
+// said on stderr. Not what is in `only_read` (--only-read).
 void keep_users_checkpoints(const std::string& pattern, const std::vector<std::string>& only_read,
                             const std::string& own, std::vector<std::string>* command);
 std::vector<std::string> parse_only_read(const std::string& text);  // folders, by commas. Throws UsageError

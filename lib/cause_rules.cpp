@@ -368,13 +368,18 @@ void decide_op(const CauseFacts& facts, Cause* cause) {
     drop(&classes, "hardware_or_sporadic");
     return decide(cause, "nondeterministic_op", classes);
   }
-  if (facts.site.role == Role::output && facts.passed_on_a != facts.passed_on_b) {
+  if (facts.site.role == Role::output && facts.passed_on_a != facts.passed_on_b && !facts.pointing) {
     cause->evidence.push_back(
         fmt::format("in run {} its output is its input, in run {} it is not: it does nothing there, as in model.eval() "
                     "or with a probability "
                     "of 0, or something else stands in its place",
                     facts.passed_on_a ? 'A' : 'B', facts.passed_on_a ? 'B' : 'A'));
-    return decide(cause, "structure", {"structure", "hyperparameter"});
+    if (is_random_op(facts.site))
+      return decide(cause, "structure", {"structure", "hyperparameter"});  // its masks never do that
+    put_first(&classes, "rng_state");                                      // it may be done at random
+    put_first(&classes, "hyperparameter");
+    put_first(&classes, "structure");
+    return decide(cause, "unknown", classes);
   }
   // What the environment explains differs everywhere and from the start.
   const bool everywhere = facts.everyone || facts.world_size == 1;

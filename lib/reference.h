@@ -19,10 +19,10 @@
 
 namespace forkpoint {
 
-inline constexpr int kReferenceSchema = 1;
+inline constexpr int kReferenceSchema = 2;
 
-// What no step trains (averages of the weights, teachers), as the last step left it. Whether it is there depends on
-// when garbage is collected: only what both sides hold is compared.
+// What no step trains (averages of the weights, teachers), as it is behind the optimizer's update of the last step.
+// Whether it is there depends on when garbage is collected: only what both sides hold is compared.
 inline constexpr const char* kRestingGroup = "resting";
 // The groups of a step's records, as a step goes. `other`: what belongs to none of the others (gradient norms,
 // buffers).

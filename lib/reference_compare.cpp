@@ -85,6 +85,11 @@ class Comparison {
     }
     compare_steps();
     compare_tensors();
+    if (resting_one_sided_ > 0) {
+      verdict.notes.push_back(fmt::format("{} of what no step trains {} on one side only: not compared",
+                                          counted(resting_one_sided_, "tensor"),
+                                          resting_one_sided_ == 1 ? "is" : "are"));
+    }
     decide();
     list_groups();
     return std::move(out_);
@@ -137,10 +142,14 @@ class Comparison {
     for (const auto& [key, pair] : pair_tensors(reference_.tensors, run_.reference.tensors)) {
       if (!pair.b && !run_.reference.steps.contains({reference_.last_step, pair.a->rank})) continue;  // lost
       const bool rests = key_group(key) == kRestingGroup;
-      if (rests && pair.other()) continue;
+      if (rests && (!pair.a || !pair.b)) {
+        ++resting_one_sided_;
+        continue;
+      }
       resting_ += rests;
-      if (rests && pair.differs())
+      if (rests && (pair.differs() || pair.other())) {
         differing_[{reference_.last_step, pair.a->rank}].groups.insert(std::size(kReferenceGroups) - 1);
+      }
       ++out_.tensors_compared;
       if (!pair.differs() && !pair.other()) continue;
       const ReferenceTensor& tensor = pair.a ? *pair.a : *pair.b;
@@ -349,7 +358,7 @@ class Comparison {
   std::string frame_;
   std::map<Place, Differing> differing_;
   bool values_differ_ = false;
-  uint64_t resting_ = 0;  // of kRestingGroup, on both sides
+  uint64_t resting_ = 0, resting_one_sided_ = 0;  // of kRestingGroup: on both sides, on one
   ReferenceComparison out_;
 };
 

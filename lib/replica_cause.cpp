@@ -95,11 +95,18 @@ class Evidence {
     return !used.differ.empty();
   }
 
-  // The step before was recorded, and compared.
+  // It was recorded in the step before, on one of these ranks: they were alike there, else it would be the first.
   bool step_before_known() const {
-    return std::any_of(scan_.steps.begin(), scan_.steps.end(), [&](const RunStep& step) {
+    const auto before = std::find_if(scan_.steps.begin(), scan_.steps.end(), [&](const RunStep& step) {
       return step.step != kPrologueStep && step.step + 1 == scan_.steps[found_.step].step;
     });
+    if (before == scan_.steps.end()) return false;
+    const size_t stream = found_.pieces[0].stream;
+    StepColumns columns;
+    if (!read(*before, stream, &columns)) return false;
+    const auto& entries = sites_.of_stream[stream];
+    return std::any_of(columns.site.begin(), columns.site.end(),
+                       [&](uint32_t site) { return entries[site] == found_.entry; });
   }
 
   // Outliers that still hold what they held at the end of the step before.
@@ -208,15 +215,15 @@ void decide_loaded(bool resumed, const std::string& step, Cause* cause) {
 void decide_state(const Evidence& evidence, bool one_word, Cause* cause) {
   const Site& site = evidence.site();
   if (evidence.differed_when_used()) {
-    cause->cls = "overwritten_input";
+    const bool known = evidence.step_before_known();
+    cause->cls = known ? "overwritten_input" : "unknown";
     cause->class_candidates = {"overwritten_input", "missing_sync", "stream_race"};
+    if (!known) cause->class_candidates.push_back("nondeterministic_op");  // of an earlier step
     if (one_word) cause->class_candidates.push_back("hardware_or_sporadic");
-    cause->evidence.push_back(
-        evidence.step_before_known()
-            ? "its layer took other values on these ranks in this step's forward already, and they were the same at "
-              "the end of "
-              "the step before: it was written to in between"
-            : "its layer took other values on these ranks in this step's forward already: the update did not do it");
+    cause->evidence.push_back(fmt::format(
+        "its layer took other values on these ranks in this step's forward already, {}",
+        known ? "and they were the same at the end of the step before: it was written to in between"
+              : "so that the update of this step is not what parted them; the step before was not recorded"));
     return;
   }
   const std::string parameter = parameter_of(site);
@@ -302,9 +309,7 @@ Divergence replica_divergence(const Run& run, const Disagreement& found, const R
   }
   at.micro_step = std::max(0, left->micro_step);
   at.rank = majority ? outliers[0] : -1;
-  const bool used = Evidence(run, found, scan, sites).differed_when_used();
-  at.phase = used ? Phase::forward : site.phase, at.layer = site.layer, at.op = site.op, at.tensor = site.tensor,
-  at.kind = site.kind;
+  at.phase = site.phase, at.layer = site.layer, at.op = site.op, at.tensor = site.tensor, at.kind = site.kind;
   const Layout& layout = run.streams()[left->stream]->layouts()[left->layout];
   const auto text = [&](const ReplicaPiece& piece) {
     if (site.kind == Kind::scalar) return fmt::format("{} (rank {})", scalar_value(piece.digest), piece.rank);

@@ -85,9 +85,15 @@ TEST_CASE("what gives its input on in one run alone is switched off there, and n
   facts.passed_on_a = facts.passed_on_b = true;
   CHECK(decide_cause(facts).cls == "nondeterministic_op");
   facts.passed_on_a = false;
+  CHECK(decide_cause(facts).cls == "unknown");
+  CHECK(decide_cause(facts).class_candidates.at(0) == "structure");
+  CHECK(holds(decide_cause(facts).class_candidates, "rng_state"));
+  facts.site.layer = "blocks.3.drop";
   const Cause cause = decide_cause(facts);
   CHECK(cause.cls == "structure");
   CHECK(holds(cause.evidence, "in run B its output is its input"));
+  facts.pointing = Pointing{17, {2, 1}, 1 << 20, 20, 1};  // one word in run A: that is no layer that was switched off
+  CHECK(decide_cause(facts).cls == "nondeterministic_op");
 }
 
 TEST_CASE("an input of which nobody saw what made it may be another formula's") {

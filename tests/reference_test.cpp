@@ -85,6 +85,7 @@ TEST_CASE("the same training is identical, and every group that was recorded is 
   CHECK(headline(same.verdict) == "identical: 58 records in 4 steps on 2 ranks agree (level step)");
   CHECK(same.tensors_compared == 4);
   for (const GroupVerdict& found : same.groups) {
+    CHECK(found.group != kRestingGroup);  // it has none
     const bool none = found.group == "collectives" || found.group == "other";
     CHECK_MESSAGE((found.state == (none ? GroupState::absent : GroupState::same)), found.group);
   }
@@ -344,12 +345,12 @@ TEST_CASE("an edited or damaged reference is refused, wherever it was; other lin
 
 TEST_CASE("a reference of another schema says which") {
   std::string text = reference_text(measured(training()).reference);
-  text.replace(text.find("\"forkpoint_reference\": 1"), 24, "\"forkpoint_reference\": 2");
+  text.replace(text.find("\"forkpoint_reference\": 2"), 24, "\"forkpoint_reference\": 1");
   try {
     parse_reference("REF", text);
     FAIL("it was accepted");
   } catch (const Error& error) {
-    CHECK(std::string(error.what()).find("schema 2; this forkpoint reads schema 1") != std::string::npos);
+    CHECK(std::string(error.what()).find("schema 1; this forkpoint reads schema 2") != std::string::npos);
   }
 }
 

@@ -51,7 +51,7 @@ def at_exit():
         final = steps.opened and native.begin_final()
         try:
             if final:
-                rest.record_final()
+                rest.record_final(Step.serial)
             if steps.opened and names.lean:
                 _free_workspaces()
         finally:

@@ -44,7 +44,7 @@ class Tree:
     """All modules under one that has no parent: what names are relative to."""
 
     __slots__ = ("prefix", "label", "class_name", "number", "root", "children", "trains", "extra", "serial", "own",
-                 "threads", "resting")
+                 "threads", "resting", "active")
 
     def __init__(self, root):
         self.root = root      # weak
@@ -53,7 +53,8 @@ class Tree:
         self.extra = Numbers()  # of modules outside the tree that were called, under each name
         self.serial = 0       # of the last step in which it trained
         self.own = ()         # (name of the layer, role, name, weak reference): what the root itself holds
-        self.resting = None   # see rest.py: of one that no step has trained
+        self.resting = None   # see rest.py: of one that a step did not train
+        self.active = 0       # serial of the last step whose update was of it
         self.threads = None   # [serial of a step, the thread that called it there, whether several did]
 
 
@@ -62,7 +63,7 @@ trees = {}         # id of a root -> Tree
 _parents = {}      # id of a module -> (weak module, weak parent)
 _taken = Numbers()  # of trees, by class name
 _unprefixed = []   # id of the root without prefix
-on_gone = None     # function(tree), called when a root goes, while all below it is still there; steps.py sets it
+on_gone = None     # function(tree), called when a root goes, while all below it is still there; endings.py sets it
 _join = {}
 _kinds = {}
 lean = False       # launches are recorded: what layers are handed on a GPU is left to them (layers.py)
@@ -90,14 +91,14 @@ def failed(where, error):
 def unwrapped(module):
     """The module proper inside of any number of wrappers."""
     for _ in range(16):
-        inner = _inner(module)
+        inner = inner_of(module)
         if inner is None:
             break
         module = inner
     return module
 
 
-def _inner(module):
+def inner_of(module):
     children = module._modules
     for name in _WRAPPED:
         if name in children and children[name] is not None:
@@ -193,7 +194,7 @@ def _walk(module, path, tree, seen):
     seen.add(id(module))
     if id(module) not in layers:
         _know(module, tree.prefix + path if path else tree.label, tree)
-    inner = _inner(module)
+    inner = inner_of(module)
     for name, child in module._modules.items():
         if child is not None:
             if layer_name is not None:

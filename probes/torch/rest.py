@@ -16,20 +16,42 @@ from .made import unless_at_the_end
 from .names import EVAL, OPTIMIZER, OTHER, PARAMETER, SCALAR, STATE, Many, limit_once
 
 _kept = {}  # id of a root that nobody has called -> (weak root, _Resting)
-on_kept_gone = None  # function(_Resting), called when such a root goes, while its parts are still there; steps.py sets it
+on_kept_gone = None  # function(_Resting), called when such a root goes, while its parts are still there; endings.py sets it
 
 
 class _Resting:
-    """A root that no step has trained. Its name depends on when it was made, and not on whether it was called: of two runs one
-    may evaluate an average, or evaluate it earlier."""
+    """A root that a step does not train. Its name depends on when it was made, and not on whether it was called: of two runs one
+    may evaluate an average, or evaluate it earlier. Nor on whether an earlier step trained it: of two runs one may begin later."""
 
     __slots__ = ("layers", "held", "serial")
 
-    def __init__(self, root, number):
-        label = "kept." + type(names.unwrapped(root)).__name__ + ("" if number == 1 else "#%d" % number)
-        self.layers = [("%s.%s" % (label, path) if path else label, weakref.ref(part)) for path, part in root.named_modules()]
+    def __init__(self, root):
+        inner = names.unwrapped(root)
+        number = made.modules[id(inner) if id(inner) in made.modules else id(root)][1]
+        label = "kept." + type(inner).__name__ + ("" if number == 1 else "#%d" % number)
+        self.layers = [("%s.%s" % (label, path) if path else label, weakref.ref(part)) for path, part in _paths(root)]
         self.held = _held(label, root)
         self.serial = 0  # of the step in which it was recorded last
+
+
+def _paths(root):
+    """(path, module) of a root and all below, without the components that wrappers add: as layers of a tree are named."""
+    found = []
+    _add_paths(root, "", found, set())
+    return found
+
+
+def _add_paths(module, path, found, seen):  # no closure: one that calls itself is a cycle, and would hold the modules
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    found.append((path, module))
+    inner = names.inner_of(module)
+    for name, child in module._modules.items():
+        if child is not None:
+            if names.layer_name is not None:
+                name = names.layer_name(name, child)
+            _add_paths(child, path if child is inner else (path + "." + name if path else name), found, seen)
 
 
 def _held(layer, root):
@@ -55,12 +77,13 @@ def _look():
     for key, root in roots.items():
         if key in names.trees:
             names.name_tree(root)
+            names.trees[key].resting = None  # it has other parts now
         elif key in made.modules and next(root.parameters(), next(root.buffers(), None)) is not None:
             _keep(key, root)
 
 
 def _keep(key, root):
-    resting = _Resting(root, made.modules[key][1])
+    resting = _Resting(root)
     _kept[key] = weakref.ref(root, unless_at_the_end(_kept_gone, key)), resting
 
 
@@ -84,12 +107,12 @@ def _all_kept():
             yield resting
 
 
-def _layers_of(tree, serial=0):
+def _layers_of(tree, serial):
     """serial: of the step that they are recorded in."""
-    if tree.serial == 0:  # no step has trained it
+    if tree.active != serial:
         root = tree.root()
         if root is not None and tree.resting is None and id(root) in made.modules:
-            tree.resting = _Resting(root, made.modules[id(root)][1])
+            tree.resting = _Resting(root)
         if tree.resting is not None:
             tree.resting.serial = serial
             return tree.resting.layers
@@ -133,6 +156,7 @@ def record(stepped, serial):
     active.update(tree for tree in list(names.trees.values()) if tree.trains and tree.serial == serial)
     for tree in list(names.trees.values()):
         if tree in active:
+            tree.active = serial
             for layer in list(tree.children.values()):
                 state.add_held(many, layer, OPTIMIZER, updated)
     seen = updated | {p for p, (layer, _) in state.owners.items() if layer.tree in active}
@@ -145,14 +169,14 @@ def record(stepped, serial):
     many.flush()
 
 
-def record_final():
-    """When the program ends, behind the last step."""
+def record_final(serial):
+    """When the program ends, behind the last step. serial: that step's."""
     state.own_all(False)
     many, seen = Many(), set(names.unsettled)
     for resting in list(_all_kept()):
         _add(many, resting.layers, STATE, seen)
     for tree in list(names.trees.values()):
-        _add(many, _layers_of(tree), STATE, seen)
+        _add(many, _layers_of(tree, serial), STATE, seen)
     for optimizer in state.living():
         state.add_state(many, optimizer, STATE, state.by_layer(optimizer), EVAL)
     many.flush()
@@ -161,7 +185,7 @@ def record_final():
 
 def record_gone(tree):
     """The last reference to a root went, and its parts are about to: no later look will find them."""
-    _record_parts(tree.own, _layers_of(tree))
+    _record_parts(tree.own, _layers_of(tree, tree.active))
 
 
 def record_kept_gone(resting):

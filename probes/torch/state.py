@@ -299,11 +299,12 @@ def record_scalars(optimizer):
     label = label_of(optimizer)
     several = len(optimizer.param_groups) > 1
     for g, group in enumerate(optimizer.param_groups):
+        known = optimizer.defaults or set(group) - {"params"}  # some optimizers name none
         prefix = "%sgroup%d." % (label, g) if several else label
         for key, value in group.items():
             if key in _SWITCHES:
                 _note_switch(prefix + key, value)
-            elif key in optimizer.defaults or key == "initial_lr":
+            elif key in known or key in ("initial_lr", "step"):
                 record_value(where, SCALAR, prefix + key, value)
             elif key != "params":  # a name, a time stamp, what a schedule computes the learning rate from
                 names.limit_once("entries of an optimizer's groups that are none of its options", key)

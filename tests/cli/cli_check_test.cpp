@@ -173,7 +173,7 @@ TEST_CASE(
   edited[at] = edited[at] == '0' ? '1' : '0';
   refused(edited, {}, "edited or damaged");
   std::string later = good;
-  later.replace(later.find("forkpoint_reference\": 1"), 23, "forkpoint_reference\": 9");
+  later.replace(later.find("forkpoint_reference\": 2"), 23, "forkpoint_reference\": 9");
   refused(later, {}, "schema 9");
   refused("", {}, "not valid JSON");
   refused(good, {"--steps", "9"}, "it holds steps 0 to 7");

@@ -217,6 +217,11 @@ TEST_CASE("a job that opens no file of its checkpoint began anew, whatever its s
   INFO(loaded.err << loaded.out);
   CHECK(loaded.status == 0);
   CHECK(from_4("other", {"sh", "-c", line + " --different-at 4"}).status == 1);
+  // To save over the copy is not to load it; to load the original, which the command may name itself, is.
+  const std::string saving = "echo more > {checkpoint} && exec " TINY_TRAINER " 8 --begin-at {step}";
+  CHECK(from_4("saving", {"sh", "-c", saving}).status == 2);
+  const std::string original = "cat " + (folder / "ckpts/ckpt_4.raw") + " && exec " TINY_TRAINER " 8 --begin-at {step}";
+  CHECK(from_4("original", {"sh", "-c", original}).status == 0);
 }
 
 TEST_CASE("another folder of checkpoints that the command names is not saved to, unless it is said to be read alone") {
@@ -225,19 +230,20 @@ TEST_CASE("another folder of checkpoints that the command names is not saved to,
     fs::create_directory(folder / name);
     std::ofstream(folder / name + "/ckpt_4.raw") << "data";
   }
-  std::ofstream(folder / "job.sh") << "cat $1 > /dev/null; echo more > $2/ckpt_4.raw; exec " TINY_TRAINER
+  std::ofstream(folder / "job.sh") << "cat $1 > /dev/null; echo more > $3/ckpt_4.raw; exec " TINY_TRAINER
                                       " 8 --begin-at 4\n";
-  const auto from_4 = [&](const std::string& name, const Words& more) {
+  const auto from_4 = [&](const std::string& name, const Words& more, const std::string& option = "--output_dir") {
     return replay(words({"--checkpoint", folder / "ckpts", "--checkpoint-pattern", "ckpt_{step}.raw", "--steps", "4:5",
                          "-o", folder / name},
                         more),
-                  {"sh", folder / "job.sh", "{checkpoint}", folder / "other"});
+                  {"sh", folder / "job.sh", "{checkpoint}", option, folder / "other"});
   };
   const ProgramResult kept = from_4("kept", {});
   INFO(kept.err);
   CHECK(kept.status == 0);
   CHECK(kept.err.find((folder / "other") + " holds checkpoints: the job gets") != std::string::npos);
   CHECK(file_content(folder / "other/ckpt_4.raw") == "data");
+  CHECK(from_4("teacher", {}, "--teacher").err.find("holds checkpoints") == std::string::npos);
   CHECK(from_4("read", {"--only-read", folder / "other"}).status == 0);
   CHECK(file_content(folder / "other/ckpt_4.raw") == "more\n");
 }

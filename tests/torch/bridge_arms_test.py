@@ -7,8 +7,8 @@ from bridge_driver import diff, place, record
 BY_LEVEL = {  # models trained one after the other, in this order: where the second arm of each parts from the first, if it does
     "average_in_a_copy": (1, "optimizer", "kept.Sequential#2.0", "weight"),
     "averaged_model": (2, "optimizer", "kept.AveragedModel.module.0", "weight"),
-    "teacher_without_gradients": {"layer": (2, "forward", "2", "bias"), "step": (2, "optimizer", "2", "bias")},
-    "statistics_of_a_teacher": {"layer": (2, "forward", "2", "running_mean"), "step": (2, "optimizer", "2", "running_mean")},
+    "teacher_without_gradients": {"layer": (2, "forward", "2", "bias"), "step": (2, "optimizer", "kept.Sequential#2.2", "bias")},
+    "statistics_of_a_teacher": {"layer": (2, "forward", "2", "running_mean"), "step": (2, "optimizer", "kept.Sequential#2.2", "running_mean")},
     "buffer_of_a_layer": {"layer": (2, "forward", "2", "scale"), "step": (2, "forward", "loss", "loss")},
     "trained_in_evaluation_mode": (2, "data", None, "batch"),
     "step_that_raises": (3, "data", None, "batch"),
@@ -21,7 +21,8 @@ BY_LEVEL = {  # models trained one after the other, in this order: where the sec
     "evaluated_behind_the_last_step": None,
 }
 STEPS = {"garbage_optimizers": 8, "garbage_models": 6}  # of the others: 4
-LEFT_OUT = {"garbage_optimizers": 1}  # first steps: they hold what became of the model before, which is another in the second arm
+# First steps: they hold what became of the model before, its average or its teacher, which are others in the second arm.
+LEFT_OUT = {"averaged_model": 1, "teacher_without_gradients": 1, "statistics_of_a_teacher": 1, "buffer_of_a_layer": 1, "garbage_optimizers": 1}
 CHANGED_UNOBSERVED = {"average_in_a_copy", "averaged_model", "teacher_without_gradients", "statistics_of_a_teacher"}
 
 ALONE = {  # a program each, for what is behind the last step: level of the recording, place
