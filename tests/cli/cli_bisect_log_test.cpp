@@ -169,4 +169,39 @@ TEST_CASE("what cannot be meant is refused before anything is run") {
   refused({"--resume"}, "bisect.jsonl");
 }
 
+TEST_CASE("commands that may save over something are warned of, and those that only read there are not") {
+  const TemporaryFolder folder;
+  fs::create_directory(folder / "saved");
+  std::ofstream(folder / "saved/model_8.pt") << "data";
+  const std::string command = "true " + (folder / "saved");
+  const auto warned = [&](const std::string& name, const Words& more) {
+    const Words all =
+        words({"bisect", "-o", folder / name, "--good", command, "--bad", command, "--steps", "0:1"}, more);
+    const std::string err = run_forkpoint(all).err;
+    INFO(err);
+    return err.find("may save over what lies in " + (folder / "saved")) != std::string::npos;
+  };
+  CHECK(warned("plain", {}));
+  CHECK_FALSE(warned("read", {"--only-read", folder / "saved"}));
+  CHECK_FALSE(warned("two", {"--only-read", folder.path() + "," + (folder / "saved")}));
+}
+
+TEST_CASE("an arm that opens no file of its checkpoint is trouble: it began anew, and says nothing of these steps") {
+  const TemporaryFolder folder;
+  fs::create_directory(folder / "ckpts");
+  std::ofstream(folder / "ckpts/ckpt_4.raw") << "data";
+  const auto bisected = [&](const std::string& name, const std::string& command) {
+    return run_forkpoint({"bisect", "-o", folder / name, "--good", command, "--bad", command, "--steps", "4:6",
+                          "--checkpoint", folder / "ckpts", "--checkpoint-pattern", "ckpt_{step}.raw"});
+  };
+  const ProgramResult anew = bisected("anew", TINY_TRAINER " 8 --begin-at {step}");
+  INFO(anew.err << anew.out);
+  CHECK(anew.status == 2);
+  CHECK(anew.err.find("its job opened no file of it: it began anew") != std::string::npos);
+  CHECK(anew.out.empty());
+  const ProgramResult loaded = bisected("loaded", "cat {checkpoint} && " TINY_TRAINER " 8 --begin-at {step}");
+  INFO(loaded.err << loaded.out);
+  CHECK(loaded.status == 0);
+}
+
 }  // namespace forkpoint
