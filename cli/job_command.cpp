@@ -140,22 +140,20 @@ Words redirect(const IsUsers& is_users, const std::string& own, Words* command) 
 }
 
 bool is_saving_option(std::string_view option) {
-  static constexpr std::string_view kSaving[] = {"out", "save", "checkpoint", "ckpt"};
-  static constexpr std::string_view kLoading[] = {"load",    "resume", "from", "init", "pretrain",
-                                                  "teacher", "model",  "data", "read"};
-  const auto begins = [&](std::string_view part, const auto& names) {
-    return std::any_of(std::begin(names), std::end(names),
-                       [&](std::string_view name) { return part.starts_with(name); });
+  static constexpr std::string_view kLoading[] = {"load",     "resume",  "from",  "init", "pretrain",
+                                                  "teacher", "model", "data", "read"};
+  const auto has_part = [&](std::string_view name) {
+    for (size_t begin = 0; begin < option.size();) {
+      const size_t end = std::min(option.find_first_of("-_.", begin), option.size());
+      if (option.substr(begin, end - begin).starts_with(name)) return true;
+      begin = end + 1;
+    }
+    return false;
   };
-  bool saving = false;
-  for (size_t begin = 0; begin < option.size();) {
-    const size_t end = std::min(option.find_first_of("-_.", begin), option.size());
-    const std::string_view part = option.substr(begin, end - begin);
-    if (begins(part, kLoading)) return false;
-    saving |= begins(part, kSaving);
-    begin = end + 1;
-  }
-  return saving;
+  if (std::any_of(std::begin(kLoading), std::end(kLoading), has_part)) return false;
+  // --checkpoint X and --ckpt-path X are what is loaded as often as not.
+  const bool checkpoints = has_part("checkpoint") || has_part("ckpt");
+  return has_part("out") || has_part("save") || (checkpoints && (has_part("dir") || has_part("folder")));
 }
 
 Words fill_in(const Words& command, const CommandValues& values) {

@@ -39,7 +39,7 @@ std::vector<std::string> resuming(const std::vector<std::string>& command, const
 // option that the argument stands behind; empty: none.
 using IsUsers = std::function<bool(const std::string& argument, const std::string& option)>;
 std::vector<std::string> redirect(const IsUsers& is_users, const std::string& own, std::vector<std::string>* command);
-// By its name an option of where a job saves to: --out, --output_dir, --checkpoint-dir, not --load-checkpoint.
+// By its name an option of where a job saves to: --out, --output_dir, --checkpoint-dir, not --ckpt, not --load-dir.
 bool is_saving_option(std::string_view option);
 bool is_same_folder(const std::string& path, const std::string& folder);  // false where a path is not there
 // The command that saves a checkpoint behind values.step steps into values.checkpoint_dir. Throws UsageError as well.

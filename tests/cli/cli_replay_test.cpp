@@ -243,7 +243,8 @@ TEST_CASE("another folder of checkpoints that the command names is not saved to,
   CHECK(kept.status == 0);
   CHECK(kept.err.find((folder / "other") + " holds checkpoints: the job gets") != std::string::npos);
   CHECK(file_content(folder / "other/ckpt_4.raw") == "data");
-  CHECK(from_4("teacher", {}, "--teacher").err.find("holds checkpoints") == std::string::npos);
+  for (const char* read : {"--teacher", "--ckpt", "--pretrained_checkpoint_dir"})
+    CHECK(from_4(std::string("kept") + read, {}, read).err.find("holds checkpoints") == std::string::npos);
   CHECK(from_4("read", {"--only-read", folder / "other"}).status == 0);
   CHECK(file_content(folder / "other/ckpt_4.raw") == "more\n");
 }
