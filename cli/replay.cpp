@@ -14,6 +14,7 @@
 #include "cli/terminal.h"
 #include "lib/cause_facts.h"
 #include "lib/diff.h"
+#include "lib/diff_notes.h"
 
 namespace forkpoint {
 namespace fs = std::filesystem;
@@ -185,9 +186,6 @@ Verdict compare_window(const std::string& against, const ReplayRequest& request,
 
 void compare_commands(const Manifest& against, const ReplayRequest& request) {
   const std::vector<std::string>& now = request.recording.command;
-  const bool is_of_rank = std::any_of(against.notes.begin(), against.notes.end(), [](const std::string& note) {
-    return note.starts_with(kAttachedNote);  // its launcher is not known
-  });
   std::multiset<std::string> known(now.begin(), now.end());
   std::vector<std::string> missing;
   for (const std::string& word : against.command) {
@@ -197,7 +195,7 @@ void compare_commands(const Manifest& against, const ReplayRequest& request) {
     else
       known.erase(found);
   }
-  if (against.names_masked || is_of_rank || missing.empty()) return;
+  if (against.names_masked || is_attached(against) || missing.empty()) return;
   print_note(fmt::format("--against was recorded with more in its command: {}", shell_words(missing)));
 }
 

@@ -29,12 +29,6 @@ void compare_facts(const Facts& a, const Facts& b, const std::string& what, std:
   }
 }
 
-bool is_attached(const Run& run) {
-  const auto& notes = run.manifest().notes;
-  return std::any_of(notes.begin(), notes.end(),
-                     [](const std::string& note) { return note.starts_with(kAttachedNote); });
-}
-
 // Of one run a rank's variables, of the other those that its launcher was given: what only the rank has, a launcher may
 // have set in both.
 void compare_environments(const Run& a, const Run& b, std::vector<std::string>* out) {
@@ -42,8 +36,8 @@ void compare_environments(const Run& a, const Run& b, std::vector<std::string>* 
   const auto drop_unknown = [](Facts* of_rank, const Facts& of_launcher) {
     std::erase_if(*of_rank, [&](const auto& variable) { return !of_launcher.contains(variable.first); });
   };
-  if (is_attached(a) && !is_attached(b)) drop_unknown(&left, right);
-  if (is_attached(b) && !is_attached(a)) drop_unknown(&right, left);
+  if (is_attached(a.manifest()) && !is_attached(b.manifest())) drop_unknown(&left, right);
+  if (is_attached(b.manifest()) && !is_attached(a.manifest())) drop_unknown(&right, left);
   compare_facts(left, right, "", out);
 }
 
@@ -120,6 +114,11 @@ std::string layouts_text(const HashStreamReader& stream, const std::vector<uint3
 }
 
 }  // namespace
+
+bool is_attached(const Manifest& manifest) {
+  return std::any_of(manifest.notes.begin(), manifest.notes.end(),
+                     [](const std::string& note) { return note.starts_with(kAttachedNote); });
+}
 
 std::vector<std::string> environment_differences(const Run& a, const Run& b) {
   std::vector<std::string> out;

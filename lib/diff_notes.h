@@ -8,6 +8,8 @@
 
 namespace forkpoint {
 
+// Made by `forkpoint attach`: its command and its variables are those of a rank, its launcher is not known.
+bool is_attached(const Manifest& manifest);
 // Versions, devices and variables that can change results.
 std::vector<std::string> environment_differences(const Run& a, const Run& b);
 // "up to where both commands failed (exit status 1)": equal runs are so only until then. Empty: none is known to have failed.
